@@ -1,0 +1,1 @@
+"""Translation between wire dialects and one vocabulary. Pure: no I/O, no clock, no ids, no engine, no Ray."""

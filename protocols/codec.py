@@ -1,0 +1,54 @@
+"""What a dialect provides. `http.py` speaks to all of them through these two interfaces and knows none by name."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from protocols.collect import Completion
+from protocols.errors import ServingError
+from protocols.events import Event
+from protocols.request import Request
+
+OptionsT = TypeVar("OptionsT")
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """What a dialect may not make up itself: the answer's bare id (no prefix) and its Unix time in seconds."""
+
+    id: str
+    created: int
+
+
+class Call(msgspec.Struct, Generic[OptionsT], frozen=True):
+    """A decoded body: the request, whether its answer is streamed, and what only this dialect's encoder needs."""
+
+    request: Request
+    stream: bool
+    options: OptionsT
+
+
+class Encoder(Protocol):
+    """Events of one stream -> wire bytes of one stream."""
+
+    def feed(self, event: Event) -> bytes:
+        """The bytes to send for `event`, possibly none. `Failed` becomes the dialect's own error event."""
+
+    def keepalive(self) -> bytes:
+        """Bytes that every client of this dialect ignores, legal at any point of the stream."""
+
+
+class Codec(Protocol[OptionsT]):
+    name: str
+
+    def decode(self, body: bytes, request_id: str) -> Call[OptionsT]:
+        """Raises `InvalidRequest` whose message and `param` name the offending JSON path."""
+
+    def encoder(self, call: Call[OptionsT], stamp: Stamp) -> Encoder: ...
+
+    def render(self, call: Call[OptionsT], stamp: Stamp, completion: Completion) -> bytes:
+        """The body of a non-streamed answer."""
+
+    def error(self, error: ServingError) -> bytes:
+        """The body of an error answer; its status is the error's own."""

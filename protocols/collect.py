@@ -1,0 +1,124 @@
+"""Non-streaming is a fold of streaming: `Collector` turns a stream's events into one `Completion`."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from protocols.errors import ServingError
+from protocols.events import (
+    Event,
+    EventOrder,
+    Failed,
+    Finished,
+    FinishReason,
+    IllegalEvent,
+    Progress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+    Usage,
+)
+from protocols.request import ToolCall
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One finished alternative. `text` and `reasoning` are complete; `tool_calls` in order of their index."""
+
+    index: int
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    reason: FinishReason
+    stop_sequence: str | None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer. `usage` counts the prompt once and the completion tokens of all choices."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    timings: Timings | None
+
+
+def total_usage(parts: list[Usage]) -> Usage:
+    """The usage of a request with several choices: one prompt, all completions."""
+    return Usage(
+        prompt_tokens=max(u.prompt_tokens for u in parts),
+        completion_tokens=sum(u.completion_tokens for u in parts),
+        cached_tokens=max(u.cached_tokens for u in parts),
+        reasoning_tokens=sum(u.reasoning_tokens for u in parts),
+    )
+
+
+class _OpenChoice:
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.calls: list[tuple[ToolCallStarted, list[str]]] = []
+        self.finished: Finished | None = None
+
+
+class Collector:
+    """Feed every event of a stream, then `result()`. Raises `IllegalEvent` on a broken order, the error on `Failed`."""
+
+    def __init__(self, n: int = 1) -> None:
+        self._order = EventOrder(n)
+        self._choices = [_OpenChoice() for _ in range(n)]
+
+    @property
+    def done(self) -> bool:
+        return self._order.done
+
+    def feed(self, event: Event) -> None:
+        self._order.feed(event)
+        choice = self._choices[event.choice]
+        match event:
+            case Started() | Progress() | ToolCallEnded():
+                pass
+            case ReasoningDelta():
+                choice.reasoning.append(event.text)
+            case TextDelta():
+                choice.text.append(event.text)
+                choice.logprobs.extend(event.logprobs)
+            case ToolCallStarted():
+                choice.calls.append((event, []))
+            case ToolCallDelta():
+                choice.calls[-1][1].append(event.arguments)
+            case Finished():
+                choice.finished = event
+            case Failed():
+                raise ServingError.from_info(event.error)
+            case _:
+                assert_never(event)
+
+    def result(self) -> Completion:
+        choices: list[Choice] = []
+        usages: list[Usage] = []
+        timings: Timings | None = None
+        for index, choice in enumerate(self._choices):
+            end = choice.finished
+            if end is None:
+                raise IllegalEvent(f"the stream ended before choice {index} finished")
+            usages.append(end.usage)
+            timings = timings or end.timings
+            choices.append(
+                Choice(
+                    index=index,
+                    text="".join(choice.text),
+                    reasoning="".join(choice.reasoning),
+                    tool_calls=tuple(ToolCall(s.id, s.name, "".join(a)) for s, a in choice.calls),
+                    logprobs=tuple(choice.logprobs),
+                    reason=end.reason,
+                    stop_sequence=end.stop_sequence,
+                )
+            )
+        return Completion(tuple(choices), total_usage(usages), timings)

@@ -1,0 +1,213 @@
+"""What a generation produces: a closed union of frozen structs, their legal order, and the `Frame` they travel in.
+
+Consume with `match` and end with `assert_never`, so that a new event is a type error wherever it is not handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Literal
+
+import msgspec
+
+from protocols.errors import ErrorInfo
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""stop: end of generation or a stop string; length: token budget or context; tool_calls: complete calls, then stop."""
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of one choice. `cached_tokens` <= `prompt_tokens`; `reasoning_tokens` <= `completion_tokens`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Where the time went: `prompt_n` tokens computed (without `cache_n` reused ones) in `prompt_ms`, then `predicted_n`."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One token with its log-probability and the alternatives considered. `data` are the raw bytes of the piece."""
+
+    token: int
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True, kw_only=False):
+    """Arrays on the wire: [tag, field, …], so a delta costs a few bytes more than its text."""
+
+
+class Started(_Event, frozen=True, array_like=True, tag="S"):
+    """The request holds a slot and its prompt is tokenised. Exactly once per stream, first."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    choice: int = 0
+
+
+class Progress(_Event, frozen=True, array_like=True, tag="P"):
+    """Prefill so far: `processed` of `total` prompt tokens, `cached` of them reused, after `ms` milliseconds."""
+
+    processed: int
+    cached: int
+    total: int
+    ms: float
+    choice: int = 0
+
+
+class ReasoningDelta(_Event, frozen=True, array_like=True, tag="R"):
+    text: str
+    choice: int = 0
+
+
+class TextDelta(_Event, frozen=True, array_like=True, tag="T"):
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+class ToolCallStarted(_Event, frozen=True, array_like=True, tag="C"):
+    """`index` counts the calls of one choice from 0 without gaps."""
+
+    index: int
+    id: str
+    name: str
+    choice: int = 0
+
+
+class ToolCallDelta(_Event, frozen=True, array_like=True, tag="D"):
+    """The next piece of the call's JSON arguments."""
+
+    index: int
+    arguments: str
+    choice: int = 0
+
+
+class ToolCallEnded(_Event, frozen=True, array_like=True, tag="E"):
+    index: int
+    choice: int = 0
+
+
+class Finished(_Event, frozen=True, array_like=True, tag="F"):
+    """The choice is complete. `stop_sequence` is the stop string that matched, if one did (it is not part of the text)."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_sequence: str | None = None
+    timings: Timings | None = None
+    choice: int = 0
+
+
+class Failed(_Event, frozen=True, array_like=True, tag="X"):
+    """The stream ends here, for all its choices. Backends raise; this is the exception where it crosses a process."""
+
+    error: ErrorInfo
+    choice: int = 0
+
+
+Event = (
+    Started
+    | Progress
+    | ReasoningDelta
+    | TextDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | ToolCallEnded
+    | Finished
+    | Failed
+)
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """The events that were ready together, and the ids of the tokens behind them. All belong to one `choice`.
+
+    A frame may have tokens and no events (text is held back), or events and no tokens (prefill progress).
+    Concatenating `tokens` over a stream gives exactly the generated ids: what a `Request.resume` needs.
+    """
+
+    events: tuple[Event, ...]
+    tokens: tuple[int, ...] = ()
+    choice: int = 0
+
+
+class State(Enum):
+    """Where one choice of a stream stands; the rows of `LEGAL`."""
+
+    NEW = auto()
+    PREFILL = auto()
+    REASONING = auto()
+    TEXT = auto()
+    BETWEEN = auto()
+    TOOL_CALL = auto()
+    DONE = auto()
+
+
+_DELTAS: dict[type, State] = {
+    ReasoningDelta: State.REASONING,
+    TextDelta: State.TEXT,
+    ToolCallStarted: State.TOOL_CALL,
+    Finished: State.DONE,
+    Failed: State.DONE,
+}
+
+LEGAL: dict[State, dict[type, State]] = {
+    State.NEW: {Started: State.PREFILL, Failed: State.DONE},
+    State.PREFILL: {Progress: State.PREFILL, **_DELTAS},
+    State.REASONING: _DELTAS,
+    State.TEXT: _DELTAS,
+    State.BETWEEN: _DELTAS,  # after a tool call
+    State.TOOL_CALL: {ToolCallDelta: State.TOOL_CALL, ToolCallEnded: State.BETWEEN, Failed: State.DONE},
+    State.DONE: {},
+}
+"""The order of events, written once: state -> event -> next state. Everything that is not here is a bug.
+
+`Started` comes once for all choices (it opens them together); a tool call is closed before anything else opens;
+`Finished` ends one choice, `Failed` ends the stream; nothing follows either.
+"""
+
+
+class IllegalEvent(Exception):
+    """A producer broke the order of `LEGAL`: a bug on our side, never the client's fault."""
+
+
+class EventOrder:
+    """Checks a stream against `LEGAL`, and tool-call indices for gaps. `feed` raises `IllegalEvent`."""
+
+    def __init__(self, n: int = 1) -> None:
+        self._states = [State.NEW] * n
+        self._calls = [0] * n
+
+    @property
+    def done(self) -> bool:
+        return all(state is State.DONE for state in self._states)
+
+    def feed(self, event: Event) -> None:
+        choices: Iterable[int] = (event.choice,)
+        if isinstance(event, Started | Failed):
+            choices = [c for c, state in enumerate(self._states) if state is not State.DONE] or [event.choice]
+        elif not 0 <= event.choice < len(self._states):
+            raise IllegalEvent(f"choice {event.choice} of a stream with {len(self._states)}: {event}")
+        for choice in choices:
+            before = self._states[choice]
+            after = LEGAL[before].get(type(event))
+            if after is None:
+                raise IllegalEvent(f"{type(event).__name__} in state {before.name} of choice {choice}")
+            self._states[choice] = after
+        if isinstance(event, ToolCallStarted):
+            if event.index != self._calls[event.choice]:
+                raise IllegalEvent(f"tool call {event.index}, expected {self._calls[event.choice]}")
+            self._calls[event.choice] += 1
+        elif isinstance(event, ToolCallDelta | ToolCallEnded) and event.index != self._calls[event.choice] - 1:
+            raise IllegalEvent(f"{type(event).__name__} for call {event.index}, open is {self._calls[event.choice] - 1}")
