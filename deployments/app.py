@@ -1,0 +1,92 @@
+"""The composition root: what the `import_path` of a Serve config names.
+
+    deployments.app:gateway    one application, route prefix `/`: HTTP, routing, every dialect
+    deployments.app:model      one application per model, without a route: its name is the model id
+
+One application per model because a change of an application's `args` restarts all its deployments: adding a model must
+touch neither the gateway nor another model. All Serve options can be set in the config's `deployments:` section; what
+is set here are the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray.util
+from ray import serve
+from ray.serve import Application, Deployment
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from deployments.catalog import MODEL_DEPLOYMENT
+from deployments.gateway import GatewayReplica
+from deployments.middleware import ASGIApp
+from deployments.replica import Replica
+from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
+
+ROUTER = "deployments.router.ModelRouter"
+STREAMS_PER_GATEWAY = 4096
+DRAIN_S = 600.0
+"""How long a stopping replica may finish its streams. Serve's default of 20 s cuts every longer answer."""
+
+
+class _Model(Replica):
+    """Serve's name for `Replica`. Serve awaits constructors, and calls `__del__` when the replica has drained."""
+
+    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
+        super().__init__(settings, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        await self.start()
+
+    async def __del__(self) -> None:
+        await self.aclose()
+
+
+@serve.ingress()
+class _Gateway:
+    """Serve's name for `GatewayReplica`; Serve asks for the ASGI app after the constructor."""
+
+    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+        self._gateway = GatewayReplica(settings)
+        self._app = await self._gateway.start()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._app
+
+    async def __del__(self) -> None:
+        await self._gateway.aclose()
+
+
+def gateway(args: dict[str, Any]) -> Application:
+    """The gateway application. `args` are `GatewaySettings`."""
+    settings = parse(GatewaySettings, args)
+    deployment = _deployment(
+        _Gateway,
+        name="Gateway",
+        max_ongoing_requests=STREAMS_PER_GATEWAY,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": GATEWAY_ENV}},
+    )
+    return deployment.bind(settings)
+
+
+def model(args: dict[str, Any]) -> Application:
+    """A model's application. `args` are `ModelSettings`."""
+    settings = parse(ModelSettings, args)
+    slots = settings.backend.slots
+    queue = max(2, slots // 4) if settings.queue_slots is None else settings.queue_slots
+    deployment = _deployment(
+        _Model,
+        name=MODEL_DEPLOYMENT,
+        max_ongoing_requests=slots + queue,
+        max_queued_requests=settings.max_queued_requests,
+        autoscaling_config=AutoscalingConfig(min_replicas=1, max_replicas=1, target_ongoing_requests=slots),
+        graceful_shutdown_timeout_s=DRAIN_S,
+        health_check_period_s=5,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
+    )
+    return deployment.bind(settings)
+
+
+def _deployment(cls: type, **options: Any) -> Deployment:
+    deployment = serve.deployment(cls, **options)
+    assert isinstance(deployment, Deployment)
+    return deployment

@@ -1,0 +1,392 @@
+"""The step channel: tokens travel by engine step, not by request.
+
+Each replica listens on a TCP port; each gateway keeps one connection to it. Everything the replica's streams produced
+for one gateway within one turn of its event loop leaves as one write: coalesced by readiness, never by a timer.
+
+    connection := Hello Envelope*          each a 4-byte little-endian length and that many bytes of msgpack
+    Hello      := [secret, gateway id]     gateway -> replica, once
+    Envelope   := [[stream id, Frame]*]    replica -> gateway
+
+Loss is seen at once: a broken connection fails the streams that ran over it. Nothing is re-sent; a stream that has
+begun on a connection ends with it, so no frame can be missing in the middle. A replica that has no connection from
+the calling gateway sends the same frames over Serve's handle stream instead (`replica.py`), into the same `Inbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from protocols.errors import BackendLost, ClientTooSlow, ServingError
+from protocols.events import Failed, Finished, Frame
+
+logger = logging.getLogger(__name__)
+
+LENGTH_BYTES = 4
+MAX_HELLO_BYTES = 1024
+MAX_ENVELOPE_BYTES = 64 * 2**20
+UNREAD_LIMIT_BYTES = 64 * 2**20
+"""What a replica keeps for a gateway that does not read; past it the connection is cut."""
+
+RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits between attempts to reach a replica that Serve lists; the last one repeats."""
+
+
+class ChannelAddress(msgspec.Struct, frozen=True):
+    """Where a replica listens, as published in its metadata."""
+
+    host: str
+    port: int
+    secret: str
+
+
+class ReturnAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request's frames should go: the gateway, and the stream's number there."""
+
+    gateway: str
+    stream: int
+
+
+_hello = msgspec.msgpack.Decoder(tuple[str, str])
+_envelope = msgspec.msgpack.Decoder(list[tuple[int, Frame]])
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Framed(asyncio.Protocol):
+    """Length-prefixed messages over one connection."""
+
+    max_bytes: int = 0
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def send(self, message: object) -> None:
+        data = bytearray(LENGTH_BYTES)
+        _encoder.encode_into(message, data, LENGTH_BYTES)
+        data[:LENGTH_BYTES] = (len(data) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+        self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= LENGTH_BYTES:
+            size = int.from_bytes(buffer[start : start + LENGTH_BYTES], "little")
+            if size > self.max_bytes:
+                logger.warning("channel: a message of %d bytes, at most %d are legal; closing", size, self.max_bytes)
+                self.transport.abort()
+                return
+            end = start + LENGTH_BYTES + size
+            if len(buffer) < end:
+                break
+            self.message_received(bytes(memoryview(buffer)[start + LENGTH_BYTES : end]))
+            start = end
+        del buffer[:start]
+
+    def message_received(self, message: bytes) -> None:
+        raise NotImplementedError
+
+
+# --- replica side -----------------------------------------------------------------------------------------------------
+
+
+class GatewayLink(_Framed):
+    """A gateway's connection, seen from the replica. Frames pushed in one loop turn leave together."""
+
+    max_bytes = MAX_HELLO_BYTES
+
+    def __init__(self, server: ChannelServer) -> None:
+        super().__init__()
+        self._server = server
+        self._pending: list[tuple[int, Frame]] = []
+        self.gateway = ""
+        self.open = False
+
+    def message_received(self, message: bytes) -> None:
+        try:
+            secret, gateway = _hello.decode(message)
+        except msgspec.DecodeError:
+            secret = gateway = ""
+        if self.gateway or not hmac.compare_digest(secret.encode(), self._server.secret.encode()):
+            logger.warning("channel: refused a connection that does not know this replica's secret")
+            self.transport.abort()
+            return
+        self.gateway, self.open = gateway, True
+        self._server.attach(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._pending.clear()
+        self._server.detach(self)
+
+    def push(self, stream: int, frame: Frame) -> bool:
+        """Queue `frame` for this turn's write. False once the connection is gone: the stream must end with it."""
+        if not self.open:
+            return False
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append((stream, frame))
+        return True
+
+    def _flush(self) -> None:
+        if not self.open:
+            return
+        if self.transport.get_write_buffer_size() > UNREAD_LIMIT_BYTES:
+            logger.error("channel: gateway %s has not read %d bytes; cutting it off", self.gateway, UNREAD_LIMIT_BYTES)
+            self.transport.abort()
+            return
+        self.send(self._pending)
+        self._pending.clear()
+
+
+class ChannelServer:
+    """A replica's listening end."""
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_urlsafe(24)
+        self._links: dict[str, GatewayLink] = {}
+        self._connected: set[GatewayLink] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str) -> ChannelAddress:
+        """Listen on a free port of `host`, the address other nodes reach this one at."""
+
+        def connect() -> GatewayLink:
+            link = GatewayLink(self)
+            self._connected.add(link)
+            return link
+
+        self._server = await asyncio.get_running_loop().create_server(connect, host, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return ChannelAddress(host, port, self.secret)
+
+    def link(self, gateway: str) -> GatewayLink | None:
+        """The connection of `gateway`, or None: then its frames go over the handle stream."""
+        return self._links.get(gateway)
+
+    def attach(self, link: GatewayLink) -> None:
+        self._links[link.gateway] = link
+
+    def detach(self, link: GatewayLink) -> None:
+        self._connected.discard(link)
+        if self._links.get(link.gateway) is link:
+            del self._links[link.gateway]
+
+    async def aclose(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for link in list(self._connected):
+                link.transport.close()
+            await self._server.wait_closed()
+
+
+# --- gateway side -----------------------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """One stream's frames, wherever they come from. Bounded: a client that does not read fills its own inbox only."""
+
+    def __init__(self, stream: int, choices: int, limit: int) -> None:
+        self.stream = stream
+        self.replica: ReplicaLink | None = None
+        self._unfinished = choices
+        self._limit = limit
+        self._frames: deque[Frame] = deque()
+        self._error: ServingError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event of the stream has arrived."""
+        return self._unfinished <= 0
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last event of the stream has been read."""
+        return self.ended and not self._frames
+
+    def put(self, frame: Frame) -> None:
+        if self._error is not None or self.ended:
+            return
+        if len(self._frames) >= self._limit:
+            self._frames.clear()
+            self.fail(ClientTooSlow(f"The client has not read the last {self._limit} parts of its answer."))
+            return
+        self._frames.append(frame)
+        if frame.events:  # terminal events are the last of their frame
+            match frame.events[-1]:
+                case Finished():
+                    self._unfinished -= 1
+                case Failed():
+                    self._unfinished = 0
+                case _:
+                    pass
+        self._wake()
+
+    def fail(self, error: ServingError) -> None:
+        """End the stream with `error`, after the frames that are already here."""
+        if self._error is None and not self.ended:
+            self._error = error
+            self._wake()
+
+    async def get(self) -> Frame:
+        """The next frame; frames that waited are merged into one. Raises the error the stream failed with."""
+        while not self._frames:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        first = self._frames.popleft()
+        if not self._frames:
+            return first
+        merged = [first]
+        while self._frames and self._frames[0].choice == first.choice:
+            merged.append(self._frames.popleft())
+        return Frame(
+            tuple(event for frame in merged for event in frame.events),
+            tuple(token for frame in merged for token in frame.tokens),
+            first.choice,
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ReplicaLink(_Framed):
+    """A connection to one replica, seen from the gateway."""
+
+    max_bytes = MAX_ENVELOPE_BYTES
+
+    def __init__(self, hub: ChannelHub, address: ChannelAddress, lost: Callable[[], None]) -> None:
+        super().__init__()
+        self._hub = hub
+        self._address = address
+        self._lost = lost
+        self._inboxes: set[Inbox] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send((self._address.secret, self._hub.gateway))
+
+    def message_received(self, message: bytes) -> None:
+        for stream, frame in _envelope.decode(message):
+            inbox = self._hub.inbox(stream)
+            if inbox is None:
+                continue  # cancelled meanwhile
+            if inbox.replica is None:
+                inbox.replica = self
+                self._inboxes.add(inbox)
+            inbox.put(frame)
+
+    def forget(self, inbox: Inbox) -> None:
+        self._inboxes.discard(inbox)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for inbox in self._inboxes:
+            inbox.fail(BackendLost("The connection to the model's replica was lost."))
+        self._inboxes.clear()
+        self._lost()
+
+
+class ChannelHub:
+    """A gateway's connections to all replicas of all models, and the inboxes of its open streams."""
+
+    def __init__(self, stream_buffer_frames: int) -> None:
+        self.gateway = secrets.token_urlsafe(9)
+        self._limit = stream_buffer_frames
+        self._loop = asyncio.get_running_loop()
+        self._streams = itertools.count(1)
+        self._inboxes: dict[int, Inbox] = {}
+        self._keepers: dict[ChannelAddress, asyncio.Task[None]] = {}
+        self._wanted: dict[str, frozenset[ChannelAddress]] = {}
+        self.connected: set[ChannelAddress] = set()
+
+    def inbox(self, stream: int) -> Inbox | None:
+        return self._inboxes.get(stream)
+
+    @contextmanager
+    def open(self, choices: int = 1) -> Iterator[Inbox]:
+        """An inbox for one stream of `choices` choices; what arrives for it after the block is dropped."""
+        inbox = Inbox(next(self._streams), choices, self._limit)
+        self._inboxes[inbox.stream] = inbox
+        try:
+            yield inbox
+        finally:
+            del self._inboxes[inbox.stream]
+            if inbox.replica is not None:
+                inbox.replica.forget(inbox)
+
+    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress]) -> None:
+        """The replicas `model` has now, by replica id. May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._set_replicas, model, frozenset(addresses.values()))
+
+    def _set_replicas(self, model: str, addresses: frozenset[ChannelAddress]) -> None:
+        self._wanted[model] = addresses
+        wanted = frozenset().union(*self._wanted.values())
+        for address in self._keepers.keys() - wanted:
+            # A replica that drains leaves the list before its streams end: only stop reconnecting to it.
+            self._keepers.pop(address)
+        for address in wanted - self._keepers.keys():
+            self._keepers[address] = self._loop.create_task(self._keep_connected(address))
+
+    async def _keep_connected(self, address: ChannelAddress) -> None:
+        attempt = 0
+        while address in self._keepers:
+            lost = self._loop.create_future()
+
+            def on_lost(lost: asyncio.Future[None] = lost) -> None:
+                if not lost.done():
+                    lost.set_result(None)
+
+            link = ReplicaLink(self, address, on_lost)
+            try:
+                await self._loop.create_connection(lambda link=link: link, address.host, address.port)  # type: ignore[misc]
+            except OSError as error:
+                if attempt == 0:
+                    logger.warning("channel: cannot reach %s:%d (%s)", address.host, address.port, error)
+            else:
+                attempt = 0
+                self.connected.add(address)
+                try:
+                    await lost
+                finally:
+                    self.connected.discard(address)
+                    link.transport.abort()
+            await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+            attempt += 1
+
+    async def aclose(self) -> None:
+        keepers, self._keepers = list(self._keepers.values()), {}
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+
+_hub: ChannelHub | None = None
+
+
+def install_hub(hub: ChannelHub | None) -> None:
+    """Make `hub` the one this process's routers report replicas to. Serve builds routers: nothing can be passed."""
+    global _hub
+    _hub = hub
+
+
+def current_hub() -> ChannelHub | None:
+    return _hub

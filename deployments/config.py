@@ -1,0 +1,128 @@
+"""Serve config files: read, and checked whole before anything starts.
+
+Serve ignores keys it does not know, in every section; here each is an error that names its path and the nearest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+import msgspec
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
+
+GATEWAY_IMPORT = "deployments.app:gateway"
+MODEL_IMPORT = "deployments.app:model"
+
+
+class OurParts(msgspec.Struct, frozen=True):
+    """What a config says to us. Several gateways, or none, are legal for Serve; here the first one counts."""
+
+    gateway: GatewaySettings
+    models: dict[str, ModelSettings]
+    host: str
+    port: int
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file as it stands. Raises `ConfigError` with the position of a YAML fault."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("applications"), list):
+        raise ConfigError(f"{path}: expected a Serve config, a mapping with a list under `applications`")
+    return raw
+
+
+def our_parts(raw: Mapping[str, Any]) -> OurParts:
+    """The args of our applications, parsed. Raises `ConfigError` with every fault of every application."""
+    gateways: list[GatewaySettings] = []
+    models: dict[str, ModelSettings] = {}
+    faults: list[str] = []
+    for index, app in enumerate(raw["applications"]):
+        where = f"applications[{index}].args"
+        if not isinstance(app, dict):
+            faults.append(f"applications[{index}]: expected a mapping, not {app!r}")
+            continue
+        args = app.get("args") or {}
+        try:
+            if not isinstance(args, dict):
+                raise ConfigError(f"{where}: expected a mapping, not {args!r}")
+            if app.get("import_path") == GATEWAY_IMPORT:
+                gateways.append(parse(GatewaySettings, args, where))
+            elif app.get("import_path") == MODEL_IMPORT:
+                models[str(app.get("name"))] = parse(ModelSettings, args, where)
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    http = raw.get("http_options") or {}
+    return OurParts(
+        gateway=gateways[0] if gateways else GatewaySettings(),
+        models=models,
+        host=str(http.get("host", "0.0.0.0")),
+        port=int(http.get("port", 8000)),
+    )
+
+
+def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:
+    """The config as Serve reads it. Raises `ConfigError` for what Serve refuses and for keys it would ignore."""
+    from ray.serve.config import AutoscalingConfig  # here: importing Ray takes a second that `--local` does not need
+    from ray.serve.schema import ServeDeploySchema
+
+    faults = list(_unknown_keys(ServeDeploySchema, raw, ""))
+    for app_index, app in enumerate(raw["applications"]):
+        for index, deployment in enumerate(app.get("deployments") or [] if isinstance(app, dict) else []):
+            autoscaling = deployment.get("autoscaling_config")
+            if isinstance(autoscaling, dict):
+                where = f"applications[{app_index}].deployments[{index}].autoscaling_config"
+                faults.extend(_unknown_keys(AutoscalingConfig, autoscaling, where))
+                try:
+                    AutoscalingConfig.model_validate(autoscaling)
+                except ValidationError as error:
+                    faults.extend(fault_lines(AutoscalingConfig, error, where))
+    try:
+        schema = ServeDeploySchema.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join([*faults, *fault_lines(ServeDeploySchema, error, "")])) from None
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return schema
+
+
+def _unknown_keys(cls: type[BaseModel], data: Any, where: str) -> Iterator[str]:
+    """A line for each key of `data`, at any depth, that `cls` has no field for."""
+    if not isinstance(data, Mapping):
+        return
+    for key, value in data.items():
+        path = f"{where}.{key}" if where else str(key)
+        field = cls.model_fields.get(key)
+        if field is None:
+            yield f"{path}: unknown key{nearest(str(key), sorted(cls.model_fields))}"
+            continue
+        for nested in _models_in(field.annotation):
+            if isinstance(value, list):
+                for index, item in enumerate(value):
+                    yield from _unknown_keys(nested, item, f"{path}[{index}]")
+            else:
+                yield from _unknown_keys(nested, value, path)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The one pydantic model an annotation like `list[M] | None` is about; none where a plain dict is as legal."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, list, type(int | None)):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        if len(members) == 1:
+            yield from _models_in(members[0])

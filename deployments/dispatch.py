@@ -1,0 +1,172 @@
+"""From a request to its frames through Serve: find the model, call a replica, retry what is safe to retry.
+
+Control goes through a Serve handle call (routing, admission, accounting, cancellation); tokens come over the step
+channel, or over the same handle call where the channel is not connected. Both end in one `Inbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+
+from deployments import ray_compat
+from deployments.catalog import MODEL_DEPLOYMENT, Catalog
+from deployments.channel import ChannelHub, Inbox, ReturnAddress
+from deployments.models import ModelEntry
+from deployments.replica import HANDED_OVER, decode_frame
+from deployments.routing.policy import RoutingHint, estimate_tokens
+from deployments.settings import GatewaySettings
+from protocols.errors import (
+    BackendLost,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
+from protocols.events import Failed, Frame
+from protocols.request import Request
+
+logger = logging.getLogger(__name__)
+
+GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
+"""gRPC's own cap is 4 MiB unless every node was started with a higher one: larger requests go by the object store."""
+
+LATE_FRAMES_S = 5.0
+"""How long the last frames may trail the handle's acknowledgement: they are two connections."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def serving_error(error: Exception) -> ServingError:
+    """What a failed handle call means to the client. Detail is logged, not shown."""
+    match error:
+        case ServingError():
+            return error
+        case BackPressureError():
+            return Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1.0)
+        case DeploymentUnavailableError():
+            return Unavailable("The model has no replica that can serve.", retry_after_s=5.0)
+        case RayTaskError():
+            logger.error("a replica raised: %s", error)
+            return InternalError(InternalError.PUBLIC_MESSAGE)
+        case RayActorError() | ReplicaUnavailableError() | RequestCancelledError():
+            logger.warning("a replica was lost: %s", type(error).__name__)
+            return BackendLost("The model's replica was lost.")
+        case _:
+            logger.error("a handle call failed", exc_info=error)
+            return InternalError(InternalError.PUBLIC_MESSAGE)
+
+
+class Dispatcher:
+    """The `ModelPool` of a gateway."""
+
+    def __init__(self, settings: GatewaySettings, hub: ChannelHub) -> None:
+        self._settings = settings
+        self._hub = hub
+        self._handles: dict[str, Any] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self.catalog = Catalog(settings.catalog_poll_s, on_change=self._warm_up)
+
+    def models(self) -> Sequence[ModelEntry]:
+        return self.catalog.entries()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+        await self.catalog.find(request.model)
+        for attempt in range(self._settings.retries + 1):
+            delivered = False
+            try:
+                async with aclosing(self._attempt(request)) as frames:
+                    async for frame in frames:
+                        delivered = True
+                        yield frame
+                return
+            except ServingError as error:
+                last_try = attempt == self._settings.retries
+                if delivered or last_try or not isinstance(error, BackendLost):
+                    raise
+                logger.warning("request %s: %s; trying another replica", request.id, error.message)
+
+    async def _attempt(self, request: Request) -> AsyncGenerator[Frame, None]:
+        """One call of one replica. Raises whatever it ends with other than `Finished`."""
+        payload = _encoder.encode(request)
+        handle = ray_compat.streaming_handle(
+            self._handle(request.model), by_reference=len(payload) > GRPC_REQUEST_LIMIT_BYTES
+        )
+        hint = RoutingHint(estimate_tokens(len(payload), request.max_tokens))
+        with self._hub.open(request.n) as inbox:
+            to = ReturnAddress(self._hub.gateway, inbox.stream if self._settings.step_channel else 0)
+            # Serve names a call after the HTTP request whose context it is made in, and matches waiting calls to
+            # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
+            # gives each call its own name; cancelling it with the request is then up to us, below.
+            response = contextvars.Context().run(
+                handle.generate.remote, payload, hint=hint, to=_encoder.encode(to)
+            )
+            reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox))
+            try:
+                async with asyncio.timeout(self._settings.first_frame_timeout_s):
+                    frame = await inbox.get()
+                while True:
+                    if frame.events and isinstance(frame.events[-1], Failed):
+                        raise ServingError.from_info(frame.events[-1].error)
+                    yield frame
+                    if inbox.drained:
+                        break
+                    frame = await inbox.get()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"No replica began to answer within {self._settings.first_frame_timeout_s:g} seconds."
+                ) from None
+            finally:
+                self._release(inbox, response, reader)
+
+    def _release(self, inbox: Inbox, response: Any, reader: asyncio.Task[None]) -> None:
+        """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting hangs on."""
+        if not inbox.ended:
+            response.cancel()
+        if not reader.done():
+            self._closing.add(reader)
+            reader.add_done_callback(self._closing.discard)
+
+    def _handle(self, model: str) -> Any:
+        handle = self._handles.get(model)
+        if handle is None:
+            handle = self._handles[model] = serve.get_deployment_handle(MODEL_DEPLOYMENT, model)
+        return handle
+
+    def _warm_up(self, models: Collection[str]) -> None:
+        for model in models:
+            # A model that was deleted and deployed again needs a handle that has not seen its deletion.
+            self._handles.pop(model, None)
+            ray_compat.warm_up(self._handle(model))
+
+
+async def _read_handle(response: Any, inbox: Inbox) -> None:
+    """Bring the handle call's items, or its failure, to the inbox. Returns when the call is over."""
+    try:
+        async for item in response:
+            if item != HANDED_OVER:
+                inbox.put(decode_frame(item))
+        if not inbox.ended:
+            await asyncio.sleep(LATE_FRAMES_S)
+            inbox.fail(BackendLost("The model's replica ended the answer early."))
+    except (RayActorError, RayTaskError, RayServeException) as error:
+        inbox.fail(serving_error(error))
+    except asyncio.CancelledError:
+        # Serve raises it into the caller when a call was cancelled; the inbox's owner is gone, or learns it here.
+        inbox.fail(BackendLost("The call to the model's replica was cancelled."))

@@ -1,0 +1,28 @@
+"""The shell around `http.py` in one Serve replica: no engine, no model, any number of copies."""
+
+from __future__ import annotations
+
+from deployments import channel
+from deployments.dispatch import Dispatcher
+from deployments.http import build_app
+from deployments.middleware import ASGIApp
+from deployments.settings import GatewaySettings
+
+
+class GatewayReplica:
+    """Owns the channel hub and the dispatcher of one gateway process."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+
+    async def start(self) -> ASGIApp:
+        self._hub = channel.ChannelHub(self._settings.stream_buffer_frames)
+        channel.install_hub(self._hub)
+        self._dispatcher = Dispatcher(self._settings, self._hub)
+        self._dispatcher.catalog.start()
+        return build_app(self._dispatcher, self._settings, echo_request_id=False)
+
+    async def aclose(self) -> None:
+        channel.install_hub(None)
+        await self._dispatcher.catalog.aclose()
+        await self._hub.aclose()

@@ -1,0 +1,282 @@
+"""The HTTP side: an explicit route table, and the endpoint all generating routes share. Knows no engine and no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
+from deployments.models import ModelEntry, ModelPool
+from deployments.settings import GatewaySettings
+from protocols import openai_chat, sse
+from protocols.codec import Call, Codec, Encoder, Stamp
+from protocols.collect import Collector
+from protocols.errors import (
+    ClientTooSlow,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    ServingError,
+)
+from protocols.events import Failed, Frame
+
+logger = logging.getLogger(__name__)
+
+JSON = b"application/json"
+
+Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+class HttpApp:
+    """The route table. Every public path is on this screen; nothing reaches an engine by default."""
+
+    def __init__(self, pool: ModelPool, settings: GatewaySettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._routes: dict[str, dict[str, Endpoint]] = {
+            "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": self._health},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"this application speaks HTTP, not {scope['type']}")
+        try:
+            await self._endpoint(scope)(scope, receive, send)
+        except ServingError as error:
+            await _send_error(send, error, openai_chat.CODEC)
+        except ClientGone:
+            logger.debug("request %s: the client left", scope[REQUEST_ID])
+
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        """Raises `NotFound` or `MethodNotAllowed`, in words that say what there is."""
+        path, method = scope["path"], scope["method"]
+        methods = self._routes.get(path)
+        if methods is None and path.startswith("/v1/models/"):
+            methods = {"GET": self._model}
+        if methods is None:
+            raise NotFound(f"There is no {path} here. Routes: {', '.join(self._routes)}.")
+        endpoint = methods.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            raise MethodNotAllowed(f"{path} takes {' or '.join(methods)}, not {method}.")
+        return endpoint
+
+    # --- small endpoints ---
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, b'{"status":"ok"}')
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, _model_list(self._pool.models()))
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = scope["path"].removeprefix("/v1/models/")
+        entry = next((entry for entry in self._pool.models() if entry.id == wanted), None)
+        if entry is None:
+            known = ", ".join(entry.id for entry in self._pool.models()) or "none"
+            raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
+        await _send_json(send, 200, msgspec.json.encode(_openai_model(entry)))
+
+    # --- generation ---
+
+    def _generate(self, codec: Codec[Any]) -> Endpoint:
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            request_id = scope[REQUEST_ID]
+            try:
+                body = await read_body(receive, self._settings.max_body_bytes)
+                if body is None:
+                    raise ClientGone
+                call = codec.decode(body, request_id)
+                stamp = Stamp(secrets.token_hex(12), int(time.time()))
+                async with _cancelled_when_client_leaves(receive):
+                    if call.stream:
+                        await self._stream(codec, call, stamp, send)
+                    else:
+                        await self._complete(codec, call, stamp, send)
+            except ServingError as error:
+                await _send_error(send, error, codec)
+            except (ClientGone, asyncio.CancelledError):
+                raise
+            except Exception:
+                # The last boundary before the client: the detail goes to the log.
+                logger.exception("request %s failed", request_id)
+                await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
+
+        return endpoint
+
+    async def _complete(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
+        collector = Collector(call.request.n)
+        async with aclosing(self._pool.stream(call.request)) as frames:
+            async for frame in frames:
+                for event in frame.events:
+                    collector.feed(event)
+        await _send_json(send, 200, codec.render(call, stamp, collector.result()))
+
+    async def _stream(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
+        encoder = codec.encoder(call, stamp)
+        async with EventStream(send, encoder, self._settings) as out:
+            try:
+                async with aclosing(self._pool.stream(call.request)) as frames:
+                    async for frame in frames:
+                        await out.write(frame)
+            except ClientTooSlow as error:
+                logger.warning("request %s: cut off: %s", call.request.id, error.message)
+                raise ClientGone from None
+            except ServingError as error:
+                if not out.started:
+                    raise
+                await out.fail(error)
+            except Exception:
+                if not out.started:
+                    raise
+                # Headers are out, so the error travels as the dialect's own event; the detail goes to the log.
+                logger.exception("request %s failed mid-stream", call.request.id)
+                await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
+
+
+class EventStream:
+    """One SSE answer: headers at the first frame or after `headers_after_s`, then keep-alives through every silence.
+
+    The timer is one `call_later` per silence, not a task per frame; the lock keeps keep-alives from overtaking headers.
+    """
+
+    def __init__(self, send: Send, encoder: Encoder, settings: GatewaySettings) -> None:
+        self._send = send
+        self._encoder = encoder
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._last_write = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.Task[None] | None = None
+        self.started = False
+
+    async def __aenter__(self) -> EventStream:
+        self._timer = self._loop.call_later(self._settings.headers_after_s, self._on_timer)
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
+        if exc_type is None:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def write(self, frame: Frame) -> None:
+        feed = self._encoder.feed
+        await self._put(b"".join([feed(event) for event in frame.events]))
+
+    async def fail(self, error: ServingError) -> None:
+        await self._put(self._encoder.feed(Failed(error.info)))
+
+    async def _put(self, data: bytes) -> None:
+        async with self._lock:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            if data:
+                self._last_write = self._loop.time()
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _on_timer(self) -> None:
+        silence = self._loop.time() - self._last_write
+        if self.started and silence < self._settings.keepalive_s:
+            self._timer = self._loop.call_later(self._settings.keepalive_s - silence, self._on_timer)
+        else:
+            self._beat = self._loop.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        await self._put(self._encoder.keepalive())
+        self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
+
+
+_STREAM_HEADERS = [
+    (b"content-type", sse.CONTENT_TYPE.encode()),
+    (b"cache-control", b"no-cache"),
+    # nginx, as an ingress, would otherwise collect the stream: https://nginx.org/en/docs/http/ngx_http_proxy_module.html
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@asynccontextmanager
+async def _cancelled_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
+    """Cancels the block when the client disconnects, and turns that into `ClientGone`."""
+    block = asyncio.current_task()
+    assert block is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        block.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and block.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+async def _send_json(
+    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    start: Message = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_error(send: Send, error: ServingError, codec: Codec[Any]) -> None:
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    await _send_json(send, error.status, codec.error(error), headers)
+
+
+def _openai_model(entry: ModelEntry) -> dict[str, object]:
+    return {"id": entry.id, "object": "model", "created": entry.created, "owned_by": "tokenyard"}
+
+
+def _model_list(entries: Sequence[ModelEntry]) -> bytes:
+    return msgspec.json.encode({"object": "list", "data": [_openai_model(entry) for entry in entries]})
+
+
+def build_app(pool: ModelPool, settings: GatewaySettings, *, echo_request_id: bool) -> ASGIApp:
+    return RequestId(HttpApp(pool, settings), echo=echo_request_id)

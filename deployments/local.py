@@ -1,0 +1,74 @@
+"""One process, no Ray: the same HTTP side over backends in this process. Starts in the time its models take to load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+import uvicorn
+
+from backends import create
+from backends.base import Backend
+from deployments.config import OurParts
+from deployments.http import build_app
+from deployments.models import ModelEntry
+from protocols.errors import ModelNotFound, Overloaded
+from protocols.events import Frame
+from protocols.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class LocalPool:
+    """The `ModelPool` over backends of this process, with a limit on each one's queue: no Serve is there to keep it."""
+
+    def __init__(self, backends: Mapping[str, Backend], waiting_limits: Mapping[str, int]) -> None:
+        self._backends = backends
+        self._waiting_limits = waiting_limits
+        self._created = int(time.time())
+
+    def models(self) -> Sequence[ModelEntry]:
+        return [ModelEntry(name, self._created) for name in sorted(self._backends)]
+
+    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+        backend = self._backends.get(request.model)
+        if backend is None:
+            known = ", ".join(sorted(self._backends)) or "none"
+            raise ModelNotFound(f"The model '{request.model}' does not exist. Available: {known}.", param="model")
+        if backend.stats().waiting > self._waiting_limits[request.model]:
+            raise Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1.0)
+        async with aclosing(backend.generate(request)) as frames:
+            async for frame in frames:
+                yield frame
+
+
+@asynccontextmanager
+async def running_backends(parts: OurParts) -> AsyncIterator[dict[str, Backend]]:
+    """All models of a config, loaded. Raises `BackendStartError`."""
+    async with AsyncExitStack() as stack:
+        backends: dict[str, Backend] = {}
+        for name, settings in parts.models.items():
+            backend = create(settings.backend)
+            await backend.start()
+            stack.push_async_callback(backend.aclose)
+            backends[name] = backend
+        yield backends
+
+
+async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], None]) -> None:
+    """Serves until the process is interrupted."""
+    async with running_backends(parts) as backends:
+        limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
+        app = build_app(LocalPool(backends, limits), parts.gateway, echo_request_id=True)
+        server = uvicorn.Server(
+            uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        )
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            on_ready()
+        await serving

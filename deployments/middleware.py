@@ -1,0 +1,67 @@
+"""Pure ASGI middleware around the route table, and the one place a request body is read."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from protocols.errors import PayloadTooLarge
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REQUEST_ID = "tokenyard.request_id"
+"""Key in the ASGI scope under which the request's id stands."""
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestId:
+    """Gives every request an id: the caller's `x-request-id` if it is sane, else a new one.
+
+    `echo` puts it on the answer; behind Serve it is off, since Serve gives out the ids and echoes them itself.
+    """
+
+    def __init__(self, app: ASGIApp, echo: bool) -> None:
+        self._app = app
+        self._echo = echo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _SANE_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        scope[REQUEST_ID] = request_id.decode()
+        if not self._echo:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """The whole request body, or None if the client left while sending it. `PayloadTooLarge` past `limit` bytes."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise PayloadTooLarge(f"The request body is larger than {limit} bytes.")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)

@@ -1,0 +1,69 @@
+"""Every private Ray name this project touches, pinned to one version; `tests/deployments/test_ray_compat.py` guards it.
+
+Ray 2.60.0. Each function says what it needs and why there is no public way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+from ray.serve._private import api as serve_api
+
+if TYPE_CHECKING:
+    from ray.serve._private.client import ServeControllerClient
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.schema import ServeDeploySchema
+
+PINNED_RAY_VERSION = "2.60.0"
+
+
+def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:
+    """`handle` for generator methods: over gRPC, or (`by_reference`) through the object store.
+
+    `_by_reference` is private; the public way is an environment variable read at import on every node.
+    """
+    return handle.options(stream=True, _by_reference=by_reference)
+
+
+def warm_up(handle: DeploymentHandle[Any]) -> None:
+    """Create the handle's router now, so that it knows the replicas before the first request. No public call does."""
+    if not handle.is_initialized:
+        handle._init()  # type: ignore[no-untyped-call]
+
+
+def start_serve(config: ServeDeploySchema) -> None:
+    """Start Serve with the config's options, or connect to it if it runs. `serve.start` takes no controller options."""
+    serve_api.serve_start(
+        http_options=config.http_options.model_dump(),
+        proxy_location=config.proxy_location,
+        grpc_options=config.grpc_options.model_dump(),
+        controller_options=config.controller_options,
+    )
+
+
+def deploy(config: ServeDeploySchema) -> None:
+    """Make `config` the desired state, as `serve run` does. The public way is the dashboard's REST interface."""
+    _client().deploy_apps(config, _blocking=False)
+
+
+def serve_is_running() -> bool:
+    """Whether this Ray cluster has a Serve controller. `serve.status()` cannot tell 'none' from 'no applications'."""
+    try:
+        return serve.context._get_global_client(raise_if_no_controller_running=False) is not None
+    except ray.exceptions.RayActorError:
+        return False
+
+
+def _client() -> ServeControllerClient:
+    client = serve.context._get_global_client()
+    assert client is not None, "the call above raises when there is no controller"
+    return client
+
+
+def serve_details() -> dict[str, Any]:
+    """Applications, deployments and replicas with their process ids. Publicly, only the dashboard's REST has them."""
+    details = _client().get_serve_details()
+    assert isinstance(details, dict)
+    return details

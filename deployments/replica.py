@@ -1,0 +1,118 @@
+"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from backends import create
+from backends.base import BackendStats, ModelCard
+from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
+from deployments.routing.policy import RoutingHint
+from deployments.settings import ModelSettings
+from protocols.errors import BackendLost, InternalError, InvalidRequest, ServingError
+from protocols.events import Failed, Frame
+from protocols.request import Request
+
+logger = logging.getLogger(__name__)
+
+_request = msgspec.msgpack.Decoder(Request)
+_address = msgspec.msgpack.Decoder(ReturnAddress)
+_encoder = msgspec.msgpack.Encoder()
+_frame = msgspec.msgpack.Decoder(Frame)
+
+HANDED_OVER = b""
+"""The one item of a handle stream whose frames all went over the step channel."""
+
+
+class ReplicaMetadata(msgspec.Struct, frozen=True):
+    """What a replica publishes once, when it is ready. Serve hands it to every router."""
+
+    channel: ChannelAddress
+    card: ModelCard
+
+    def to_plain(self) -> dict[str, Any]:
+        plain = msgspec.to_builtins(self)
+        assert isinstance(plain, dict)
+        return plain
+
+    @staticmethod
+    def from_plain(plain: object) -> ReplicaMetadata | None:
+        """None for metadata of another version or another product: such a replica is reached by its handle only."""
+        try:
+            return msgspec.convert(plain, ReplicaMetadata)
+        except msgspec.ValidationError:
+            return None
+
+
+def decode_frame(item: bytes) -> Frame:
+    """An item of the handle stream, other than `HANDED_OVER`, as the frame it is."""
+    return _frame.decode(item)
+
+
+class Replica:
+    """Owns one backend. `generate` is what gateways call; the rest is what Serve calls."""
+
+    def __init__(self, settings: ModelSettings, node_ip: str) -> None:
+        self._backend = create(settings.backend)
+        self._node_ip = node_ip
+        self._channel = ChannelServer()
+        self._metadata: ReplicaMetadata | None = None
+
+    async def start(self) -> None:
+        card = await self._backend.start()
+        self._metadata = ReplicaMetadata(await self._channel.start(self._node_ip), card)
+
+    async def generate(self, request: bytes, hint: RoutingHint, to: bytes) -> AsyncGenerator[bytes, None]:
+        """Runs `request` and sends its frames to `to`: over the channel if connected, else as this stream's items.
+
+        `hint` is for the caller's router and is not read here. Never raises for a request: a failure is the last frame.
+        """
+        address = _address.decode(to)
+        link = self._channel.link(address.gateway) if address.stream else None
+        async with aclosing(self._frames(_request.decode(request))) as frames:
+            async for frame in frames:
+                if link is None:
+                    yield _encoder.encode(frame)
+                elif not link.push(address.stream, frame):
+                    # What was pushed before may be lost with the connection, so the stream cannot go on elsewhere.
+                    yield _encoder.encode(_failed(BackendLost("The connection to the gateway was lost.")))
+                    return
+        if link is not None:
+            yield HANDED_OVER
+
+    async def _frames(self, request: Request) -> AsyncGenerator[Frame, None]:
+        try:
+            async with aclosing(self._backend.generate(request)) as frames:
+                async for frame in frames:
+                    yield frame
+        except ServingError as error:
+            if not isinstance(error, InvalidRequest):
+                logger.warning("request %s: %s: %s", request.id, error.kind, error.message)
+            yield _failed(error)
+        except Exception:
+            # The boundary to the gateway: the traceback stays in this replica's log, the client gets a clean error.
+            logger.exception("request %s: the backend failed", request.id)
+            yield _failed(InternalError(InternalError.PUBLIC_MESSAGE))
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        assert self._metadata is not None, "Serve asks for metadata only once the replica has started"
+        return self._metadata.to_plain()
+
+    async def check_health(self) -> None:
+        await self._backend.check_health()
+
+    def stats(self) -> BackendStats:
+        return self._backend.stats()
+
+    async def aclose(self) -> None:
+        await self._channel.aclose()
+        await self._backend.aclose()
+
+
+def _failed(error: ServingError) -> Frame:
+    return Frame((Failed(error.info),))

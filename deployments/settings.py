@@ -1,0 +1,141 @@
+"""Settings of the two applications, and the only reader (and writer) of the process environment.
+
+`args` of a Serve config are parsed once, here, into frozen values. Unknown keys are errors that name the nearest key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from backends import BackendSettings
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used. Each line of the message names one path and says what would be right."""
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GatewaySettings(_Settings):
+    """`args` of `deployments.app:gateway`."""
+
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="Largest request body accepted, in bytes.")
+    headers_after_s: float = Field(
+        2.0, ge=0, description="A stream's 200 is sent at the first frame, or after this long with keep-alives."
+    )
+    keepalive_s: float = Field(10.0, gt=0, description="Silence on a stream after which a keep-alive is sent.")
+    first_frame_timeout_s: float = Field(
+        600.0, gt=0, description="How long a request may wait for a replica and its prefill before it fails with 504."
+    )
+    retries: int = Field(2, ge=0, description="Times a request moves to another replica before its first frame.")
+    stream_buffer_frames: int = Field(
+        4096, gt=0, description="Engine steps kept for a client that does not read; past it the stream is cut off."
+    )
+    catalog_poll_s: float = Field(1.0, gt=0, description="How often the gateway asks Serve which models there are.")
+    step_channel: bool = Field(
+        True, description="False sends tokens over Serve's handle stream only: slower, same result."
+    )
+
+
+class ModelSettings(_Settings):
+    """`args` of `deployments.app:model`. The application's name is the model id."""
+
+    backend: BackendSettings
+    queue_slots: int | None = Field(
+        None,
+        ge=0,
+        description="Requests a replica accepts beyond its slots, so that a freed slot is refilled at once. "
+        "Default: a quarter of the slots, at least 2.",
+    )
+    max_queued_requests: int = Field(
+        256, ge=0, description="Requests one gateway keeps waiting for this model; past it clients get 429."
+    )
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+def parse(cls: type[SettingsT], args: Mapping[str, Any], where: str = "args") -> SettingsT:
+    """`args` as `cls`, or a `ConfigError` with one line per fault: path, what is wrong, the nearest right key."""
+    try:
+        return cls.model_validate(dict(args))
+    except ValidationError as error:
+        raise ConfigError("\n".join(fault_lines(cls, error, where))) from None
+
+
+def fault_lines(cls: type[BaseModel], error: ValidationError, where: str) -> list[str]:
+    """A pydantic error as `path: fault` lines an operator can act on."""
+    lines = []
+    for fault in error.errors():
+        loc = [str(part) for part in fault["loc"]]
+        path = ".".join([where, *loc]) if where else ".".join(loc)
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"{path}: unknown key{nearest(loc[-1], sorted(_known_keys(cls)))}")
+        else:
+            lines.append(f"{path}: {fault['msg']}, not {fault['input']!r}" if loc else f"{where}: {fault['msg']}")
+    return lines
+
+
+def nearest(key: str, known: list[str]) -> str:
+    """`, did you mean …?` or the list of what is known."""
+    match = difflib.get_close_matches(key, known, n=1)
+    return f", did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"
+
+
+def _known_keys(cls: type[BaseModel]) -> set[str]:
+    """Field names of `cls` and of the settings nested in it."""
+    keys: set[str] = set()
+    pending: list[Any] = [cls]
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys |= set(kind.model_fields)
+            pending.extend(field.annotation for field in kind.model_fields.values())
+        else:
+            pending.extend(getattr(kind, "__args__", ()))
+    return keys
+
+
+Front = Literal["python", "haproxy"]
+
+_RAY_DEFAULTS = {
+    # Prompts and images pass the handle as one message; gRPC's own cap is 4 MiB.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * 2**20),
+    # A flush per request and a copy on stderr are the larger part of the request path's logging cost.
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Nothing leaves the machine unless its owner says so.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+_FRONT: dict[Front, dict[str, str]] = {
+    # The Python proxy reaches the gateway over gRPC: no object store in between.
+    "python": {"RAY_SERVE_PROXY_USE_GRPC": "1"},
+    "haproxy": {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # A changed replica set reloads HAProxy and its old process is stopped after this long: longer than any stream.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    },
+}
+
+
+def export_ray_environment(front: Front) -> None:
+    """Set what Ray reads at import, for this process and the cluster it starts. Values the user has set are kept."""
+    for name, value in (_RAY_DEFAULTS | _FRONT[front]).items():
+        os.environ.setdefault(name, value)
+
+
+GATEWAY_ENV = {
+    # Gateway code never blocks, so it and its routers share the replica's loop: two thread hops per token less.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""Environment of a gateway replica, given to Serve as its runtime environment."""
