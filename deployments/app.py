@@ -10,6 +10,7 @@ is set here are the defaults.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray.util
@@ -29,10 +30,21 @@ DRAIN_S = 600.0
 """How long a stopping replica may finish its streams. Serve's default of 20 s cuts every longer answer."""
 
 
+def _log_with_serve() -> None:
+    """Send this project's log lines where Serve's go: the replica's own file, and the dashboard."""
+    serve_log = logging.getLogger("ray.serve")
+    for package in ("protocols", "backends", "deployments"):
+        log = logging.getLogger(package)
+        log.handlers = list(serve_log.handlers)
+        log.setLevel(serve_log.level)
+        log.propagate = False
+
+
 class _Model(Replica):
     """Serve's name for `Replica`. Serve awaits constructors, and calls `__del__` when the replica has drained."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
+        _log_with_serve()
         super().__init__(settings, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         await self.start()
 
@@ -40,11 +52,22 @@ class _Model(Replica):
         await self.aclose()
 
 
+class _Entry:
+    """The ingress deployment of a model application: it has no route, no replica and no caller.
+
+    Every Serve application has one, and under HAProxy Serve refuses a request router on it. So `Model` is not it.
+    """
+
+    def __init__(self, model: object) -> None:
+        self._model = model
+
+
 @serve.ingress()
 class _Gateway:
     """Serve's name for `GatewayReplica`; Serve asks for the ASGI app after the constructor."""
 
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+        _log_with_serve()
         self._gateway = GatewayReplica(settings)
         self._app = await self._gateway.start()
 
@@ -83,7 +106,13 @@ def model(args: dict[str, Any]) -> Application:
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
     )
-    return deployment.bind(settings)
+    entry = _deployment(
+        _Entry,
+        name="Entry",
+        autoscaling_config=AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1),
+        ray_actor_options={"num_cpus": 0},
+    )
+    return entry.bind(deployment.bind(settings))
 
 
 def _deployment(cls: type, **options: Any) -> Deployment:

@@ -22,6 +22,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import msgspec
 
@@ -70,8 +71,7 @@ class _Framed(asyncio.Protocol):
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
 
     def send(self, message: object) -> None:
         data = bytearray(LENGTH_BYTES)

@@ -64,7 +64,15 @@ def check(path: Path) -> None:
     show_default=True,
     help="What listens on the port when Ray is started here: Serve's Python proxy, or HAProxy.",
 )
-def serve(path: Path, local_mode: bool, front: settings.Front) -> None:
+@click.option(
+    "--ray",
+    "ray_address",
+    default="auto",
+    show_default=True,
+    metavar="ADDRESS",
+    help="auto: this machine's Ray cluster, or a new one; local: a new one; or host:port.",
+)
+def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str) -> None:
     """Run CONFIG here: on the Ray cluster of this machine, or on one that is started for it. Ctrl-C stops it.
 
     With a cluster on which Serve runs already, CONFIG is deployed there and the command ends: what does not change in
@@ -75,7 +83,7 @@ def serve(path: Path, local_mode: bool, front: settings.Front) -> None:
         if local_mode:
             _serve_local(parts)
         else:
-            _serve_on_ray(path, parts, front)
+            _serve_on_ray(path, parts, front, ray_address)
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 
@@ -92,7 +100,7 @@ def _serve_local(parts: config.OurParts) -> None:
         fail(str(error))
 
 
-def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front) -> None:
+def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front, ray_address: str) -> None:
     settings.export_ray_environment(front)
     from deployments import cluster, ray_compat
 
@@ -100,8 +108,8 @@ def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front) -> 
     say = Progress()
     _stop_on_sigterm()
     try:
-        with cluster.running_cluster(schema, say) as started_here:
-            _stop_on_sigterm()  # again: Ray installs a handler of its own, which ends the process and leaves Serve's front
+        with cluster.running_cluster(schema, say, ray_address) as started_here:
+            _stop_on_sigterm()  # again: Ray installs a handler of its own, which ends the process and leaves the front
             ray_compat.deploy(schema)
             failed = cluster.wait_until_deployed({app.name for app in schema.applications}, say)
             for app in failed:

@@ -62,27 +62,34 @@ def require_free(host: str, port: int) -> None:
     raise ClusterError(f"Port {port} on {host} is taken by {holder}.{hint} Free it, or set http_options.port.")
 
 
-def connect() -> bool:
-    """Join the Ray cluster that runs on this machine (or RAY_ADDRESS). False if there is none."""
+def connect(address: str = "auto") -> bool:
+    """Join a Ray cluster: by default the one that runs on this machine (or RAY_ADDRESS). False if there is none."""
     import ray  # here, as everywhere in this module: the environment must be set before Ray is imported
 
-    try:
-        ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError:
+    from deployments import ray_compat
+
+    found = ray_compat.running_cluster_address(address)
+    if found is None:
         return False
+    ray.init(address=found, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
     return True
 
 
 @contextmanager
-def running_cluster(config: ServeDeploySchema, say: Callable[[str], None]) -> Iterator[bool]:
-    """Ray and Serve, joined or started. Yields whether Serve was started here; on exit stops what was started here."""
+def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], address: str = "auto") -> Iterator[bool]:
+    """Ray and Serve, joined or started. Yields whether Serve was started here; on exit stops what was started here.
+
+    `address` is Ray's: `auto` joins the cluster of this machine if there is one, `local` always starts a new one.
+    """
     import ray
     from ray import serve
 
     from deployments import ray_compat
 
     host, port = config.http_options.host, config.http_options.port
-    joined = connect()
+    joined = address != "local" and connect(address)
+    if not joined and address not in ("auto", "local"):
+        raise ClusterError(f"No Ray cluster answers at {address}.")
     if not joined:
         require_free(host, port)
         say("starting a local Ray")
@@ -105,6 +112,7 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None]) -> It
     finally:
         if ours:
             say("stopping Serve")
+            ray_compat.mute_cluster_messages()
             # Before Ray: an HAProxy that outlives its cluster keeps the port and answers 500.
             serve.shutdown()  # type: ignore[no-untyped-call]
         if not joined:

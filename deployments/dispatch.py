@@ -114,9 +114,7 @@ class Dispatcher:
             # Serve names a call after the HTTP request whose context it is made in, and matches waiting calls to
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
             # gives each call its own name; cancelling it with the request is then up to us, below.
-            response = contextvars.Context().run(
-                handle.generate.remote, payload, hint=hint, to=_encoder.encode(to)
-            )
+            response = contextvars.Context().run(handle.generate.remote, payload, hint=hint, to=_encoder.encode(to))
             reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox))
             try:
                 async with asyncio.timeout(self._settings.first_frame_timeout_s):

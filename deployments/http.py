@@ -251,9 +251,7 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _send_json(
-    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
+async def _send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     start: Message = {
         "type": "http.response.start",
         "status": status,

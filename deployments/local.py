@@ -64,7 +64,9 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
         limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
         app = build_app(LocalPool(backends, limits), parts.gateway, echo_request_id=True)
         server = uvicorn.Server(
-            uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+            )
         )
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():

@@ -5,10 +5,12 @@ Ray 2.60.0. Each function says what it needs and why there is no public way.
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
+from ray._private import ray_logging, services
 from ray.serve._private import api as serve_api
 
 if TYPE_CHECKING:
@@ -17,6 +19,30 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 PINNED_RAY_VERSION = "2.60.0"
+
+
+def mute_cluster_messages() -> None:
+    """Stop Ray from printing what the cluster reports: while Serve is shut down it reports the controller's death."""
+    ray_logging.global_worker_stdstream_dispatcher.handlers.clear()
+
+
+def running_cluster_address(address: str = "auto") -> str | None:
+    """Where `ray.init(address)` would connect, if anybody listens there.
+
+    Ray keeps the address of a cluster that has died and tries it for tens of seconds, with a page of log lines.
+    """
+    try:
+        found = services.canonicalize_bootstrap_address(address)
+    except ConnectionError:
+        return None
+    if found is None:
+        return None
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return None
+    return found
 
 
 def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:

@@ -123,6 +123,8 @@ _FRONT: dict[Front, dict[str, str]] = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # A changed replica set reloads HAProxy and its old process is stopped after this long: longer than any stream.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        # How long a stopping gateway waits for load balancers to notice: the one here is told, and Ctrl-C waits it out.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
     },
 }
 
