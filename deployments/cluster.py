@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -68,10 +69,9 @@ def connect(address: str = "auto") -> bool:
 
     from deployments import ray_compat
 
-    found = ray_compat.running_cluster_address(address)
-    if found is None:
+    if not ray_compat.cluster_answers(address):
         return False
-    ray.init(address=found, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
     return True
 
 
@@ -120,6 +120,16 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
         ray.shutdown()
 
 
+def failure_reason(message: str) -> str:
+    """The one line that says why, from a deployment's message: Serve hands out the traceback of the constructor."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if "Error:" not in message:
+        return " ".join(lines)
+    return re.sub(r"^[\w.]+(Error|Exception): ", "", lines[-1])
+
+
 def statuses() -> list[AppStatus]:
     from ray import serve
 
@@ -127,7 +137,12 @@ def statuses() -> list[AppStatus]:
         AppStatus(
             name,
             app.status.value,
-            " ".join(app.message.split()),
+            "; ".join(
+                failure_reason(deployment.message)
+                for deployment in app.deployments.values()
+                if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY")
+            )
+            or " ".join(app.message.split()),
             {
                 state: count
                 for deployment in app.deployments.values()

@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where the time went: `prompt_n` tokens computed (without `cache_n` reused ones) in `prompt_ms`, then `predicted_n`."""
+    """Where the time went: `prompt_n` tokens computed (without `cache_n` reused) in `prompt_ms`, then `predicted_n`."""
 
     cache_n: int
     prompt_n: int
@@ -101,7 +101,7 @@ class ToolCallEnded(_Event, frozen=True, array_like=True, tag="E"):
 
 
 class Finished(_Event, frozen=True, array_like=True, tag="F"):
-    """The choice is complete. `stop_sequence` is the stop string that matched, if one did (it is not part of the text)."""
+    """The choice is complete. `stop_sequence` is the stop string that matched, if one did; it is not in the text."""
 
     reason: FinishReason
     usage: Usage
@@ -194,11 +194,11 @@ class EventOrder:
         return all(state is State.DONE for state in self._states)
 
     def feed(self, event: Event) -> None:
+        if not 0 <= event.choice < len(self._states):
+            raise IllegalEvent(f"choice {event.choice} of a stream with {len(self._states)}: {event}")
         choices: Iterable[int] = (event.choice,)
         if isinstance(event, Started | Failed):
-            choices = [c for c, state in enumerate(self._states) if state is not State.DONE] or [event.choice]
-        elif not 0 <= event.choice < len(self._states):
-            raise IllegalEvent(f"choice {event.choice} of a stream with {len(self._states)}: {event}")
+            choices = [c for c, state in enumerate(self._states) if state is not State.DONE] or choices
         for choice in choices:
             before = self._states[choice]
             after = LEGAL[before].get(type(event))
@@ -210,4 +210,5 @@ class EventOrder:
                 raise IllegalEvent(f"tool call {event.index}, expected {self._calls[event.choice]}")
             self._calls[event.choice] += 1
         elif isinstance(event, ToolCallDelta | ToolCallEnded) and event.index != self._calls[event.choice] - 1:
-            raise IllegalEvent(f"{type(event).__name__} for call {event.index}, open is {self._calls[event.choice] - 1}")
+            open_call = self._calls[event.choice] - 1
+            raise IllegalEvent(f"{type(event).__name__} for call {event.index}, open is {open_call}")

@@ -37,19 +37,23 @@ class SseParser:
     """Feed bytes as they come, split anywhere; get the events they complete."""
 
     def __init__(self) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        # -sig: the format's UTF-8 decoding "strips one leading UTF-8 Byte Order Mark (BOM), if any".
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
         self._tail = ""
+        self._after_cr = False
         self._data: list[str] = []
         self._event = ""
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        text = self._tail + self._decode(chunk)
-        # "a U+000D CARRIAGE RETURN U+000A LINE FEED (CRLF) character pair" is one line end: a trailing CR may be half of it.
-        keep_cr = text.endswith("\r")
-        if keep_cr:
-            text = text[:-1]
-        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        self._tail = lines.pop() + ("\r" if keep_cr else "")
+        text = self._decode(chunk)
+        if not text:
+            return []
+        # "a U+000D CARRIAGE RETURN U+000A LINE FEED (CRLF) character pair" is one line end, also where chunks part it.
+        if self._after_cr and text[0] == "\n":
+            text = text[1:]
+        self._after_cr = text.endswith("\r")
+        lines = (self._tail + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        self._tail = lines.pop()
         events = []
         for line in lines:
             if line:
@@ -69,5 +73,6 @@ class SseParser:
     def _dispatch(self) -> ServerSentEvent | None:
         data, name = self._data, self._event
         self._data, self._event = [], ""
-        # "If the data buffer is an empty string, set the data buffer and the event type buffer to the empty string and return."
+        # "If the data buffer is an empty string, set the data buffer and the event type buffer to the empty string and
+        # return." Every `data` field adds a line feed to that buffer, so one empty field is enough to dispatch.
         return ServerSentEvent("\n".join(data), name or "message") if data else None

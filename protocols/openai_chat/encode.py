@@ -1,0 +1,172 @@
+"""Events -> chunks, and `Completion` -> body."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+from msgspec import UNSET
+
+from protocols import sse
+from protocols.codec import Call, Stamp
+from protocols.collect import Choice, Completion, total_usage
+from protocols.events import (
+    Event,
+    Failed,
+    Finished,
+    IllegalEvent,
+    Progress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from protocols.openai_chat.decode import ChatOptions
+from protocols.openai_chat.wire import (
+    OutChoice,
+    OutCompletion,
+    OutFunction,
+    OutMessage,
+    OutTimings,
+    OutToolCall,
+    OutUsage,
+)
+from protocols.openai_errors import error_body
+
+FINGERPRINT = "b1-tokenyard"
+"""Changes when the same request may get another answer: "`system_fingerprint` … emit, starting with `b`"."""
+
+NO_ARGUMENTS = "{}"
+"""A call the model gave no arguments: clients parse them as JSON, which "" is not."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatEncoder:
+    """All that is constant in a stream's chunks is encoded once; a delta costs the encoding of its own text."""
+
+    def __init__(self, call: Call[ChatOptions], stamp: Stamp) -> None:
+        n = call.request.n
+        self._include_usage = call.options.include_usage
+        head = (
+            b'data: {"id":' + _encode(_id(stamp)) + b',"object":"chat.completion.chunk","created":'
+            + _encode(stamp.created) + b',"model":' + _encode(call.request.model)
+            + b',"system_fingerprint":' + _encode(FINGERPRINT) + b',"choices":['
+        )  # fmt: skip
+        # "include_usage → all other chunks carry `usage:null`"
+        self._usage = b',"usage":null' if self._include_usage else b""
+        self._head = head
+        self._delta = [head + b'{"index":%d,"delta":' % choice for choice in range(n)]
+        self._text = [delta + b'{"content":' for delta in self._delta]
+        self._reasoning = [delta + b'{"reasoning_content":' for delta in self._delta]
+        self._close_delta = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._close_text = b"}" + self._close_delta
+        self._started = False
+        self._argued = [False] * n  # whether the open call of a choice has had arguments
+        self._finished: list[Finished] = []
+        self._done = False
+
+    def feed(self, event: Event) -> bytes:
+        match event:
+            case TextDelta():
+                # "deltas are never empty strings"
+                return self._text[event.choice] + _encode(event.text) + self._close_text if event.text else b""
+            case ReasoningDelta():
+                return self._reasoning[event.choice] + _encode(event.text) + self._close_text if event.text else b""
+            case ToolCallDelta():
+                return self._arguments(event, event.arguments) if event.arguments else b""
+            case ToolCallStarted():
+                self._argued[event.choice] = False
+                function = OutFunction(name=event.name, arguments="")
+                return self._tool_call(event.choice, OutToolCall(event.index, event.id, "function", function))
+            case ToolCallEnded():
+                return b"" if self._argued[event.choice] else self._arguments(event, NO_ARGUMENTS)
+            case Started():
+                return self._start()
+            case Progress():
+                return b""  # "comments by default": the keep-alive says enough
+            case Finished():
+                return self._finish(event)
+            case Failed():
+                self._end()
+                return sse.message(error_body(event.error, prompt_param="messages")) + sse.DONE
+            case _:
+                assert_never(event)
+
+    def keepalive(self) -> bytes:
+        return sse.KEEPALIVE
+
+    def _start(self) -> bytes:
+        # "Tie them to a per-stream flag": a first token that is half a character must not lose the role.
+        if self._started:
+            raise IllegalEvent("a second Started")
+        self._started = True
+        role = b'{"role":"assistant","content":""}'
+        return b"".join(delta + role + self._close_delta for delta in self._delta)
+
+    def _tool_call(self, choice: int, call: OutToolCall) -> bytes:
+        return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close_delta
+
+    def _arguments(self, event: ToolCallDelta | ToolCallEnded, arguments: str) -> bytes:
+        self._argued[event.choice] = True
+        call = OutToolCall(index=event.index, function=OutFunction(arguments=arguments))
+        return self._tool_call(event.choice, call)
+
+    def _finish(self, event: Finished) -> bytes:
+        self._finished.append(event)
+        last = len(self._finished) >= len(self._delta)
+        if last:
+            self._end()
+        reason = _encode(event.reason)
+        chunk = self._delta[event.choice] + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._usage
+        if not last:
+            return chunk + b"}\n\n"
+        timings = _timings(self._finished)
+        if not self._include_usage:
+            return chunk + timings + b"}\n\n" + sse.DONE
+        usage = _encode(OutUsage.of(total_usage([end.usage for end in self._finished])))
+        return chunk + b"}\n\n" + self._head + b'],"usage":' + usage + timings + b"}\n\n" + sse.DONE
+
+    def _end(self) -> None:
+        if self._done:
+            raise IllegalEvent("a second end of the stream")
+        self._done = True
+
+
+def render(call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> bytes:
+    return _encode(
+        OutCompletion(
+            id=_id(stamp),
+            created=stamp.created,
+            model=call.request.model,
+            system_fingerprint=FINGERPRINT,
+            choices=tuple(_choice(choice) for choice in completion.choices),
+            usage=OutUsage.of(completion.usage),
+            timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
+        )
+    )
+
+
+def _choice(choice: Choice) -> OutChoice:
+    calls = tuple(
+        OutToolCall(id=c.id, type="function", function=OutFunction(c.name, c.arguments or NO_ARGUMENTS))
+        for c in choice.tool_calls
+    )
+    message = OutMessage(
+        content=None if calls and not choice.text else choice.text,  # "message `content:null` when only tool calls"
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+    return OutChoice(index=choice.index, message=message, finish_reason=choice.reason)
+
+
+def _timings(finished: list[Finished]) -> bytes:
+    first: Timings | None = next((end.timings for end in finished if end.timings is not None), None)
+    return b"" if first is None else b',"timings":' + _encode(OutTimings.of(first))
+
+
+def _id(stamp: Stamp) -> str:
+    return f"chatcmpl-{stamp.id}"
