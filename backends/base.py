@@ -5,10 +5,12 @@ A backend owns one loaded model. The contract, in the order of a backend's life:
 * `start()` loads the model, off the event loop, and returns its card. Called once, before anything else. A model that
   cannot be loaded raises `BackendStartError` with one line that says what is wrong.
 * `generate(request)` may be called any number of times at once. It yields frames in the legal order of
-  `protocols.events.LEGAL`, the first with `Started`, the last with the `Finished` of the last choice. The tokens of all
-  frames of a choice, concatenated, are exactly the ids the engine sampled (end-of-generation tokens included). A request
-  the engine cannot run raises a `ServingError`, before the first frame if it can be known before. Backends raise; they
-  never yield `Failed`. One request's error never fails another.
+  `protocols.events.LEGAL`, the first with `Started`, the last with the `Finished` of the last choice. The tokens of
+  all frames of a choice, concatenated, are exactly the ids the engine sampled (end-of-generation tokens included), and
+  as many as `usage.completion_tokens`. A request the engine cannot run raises a `ServingError`, before the first frame
+  if it can be known before. Backends raise; they never yield `Failed`. One request's error never fails another.
+* A request with `resume` goes on after those tokens: frames carry only new tokens and only text not yet emitted for
+  the old ones (what their end held back comes now), while `max_tokens` and `usage` count old and new together.
 * Closing the iterator, at any point and also before the first frame, frees the request's slot and its share of the KV
   cache within one engine step. `stats()` shows it.
 * `count_tokens(request)` is the prompt length `generate` would report for the same request.
@@ -35,7 +37,7 @@ class BackendStartError(Exception):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """What is known of a loaded model. `context_length` is the room of one request, in tokens; `slots` how many run at once."""
+    """A loaded model. `context_length` is the room of one request, in tokens; `slots` is how many run at once."""
 
     context_length: int
     slots: int

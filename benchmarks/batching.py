@@ -1,6 +1,6 @@
 """What continuous batching is worth: the same requests at once and one after the other, against a running server.
 
-    python -m benchmarks.batching http://127.0.0.1:8000 --model smollm2-135m
+python -m benchmarks.batching http://127.0.0.1:8000 --model smollm2-135m
 """
 
 from __future__ import annotations

@@ -133,14 +133,11 @@ def cmake_args() -> str:
     return os.environ.get("CMAKE_ARGS", "").strip()
 
 
-def pinned_version() -> "str | None":
-    match = re.search(r"(?mi)^" + COMPILED + r"==(\S+)", read(CONSTRAINTS).decode())
-    return match.group(1) if match else None
-
-
 def has_compiled() -> bool:
-    name = COMPILED.replace("-", "_") + "-" + (pinned_version() or "*") + ".dist-info"
-    return bool(glob.glob(os.path.join(VENV, "lib", "python*", "site-packages", name)))
+    """Whether COMPILED is there in the version of the pins."""
+    pin = re.search(r"(?mi)^" + COMPILED + r"==(\S+)", read(CONSTRAINTS).decode())
+    name = COMPILED.replace("-", "_") + "-" + (pin.group(1) if pin else "*") + ".dist-info"
+    return bool(glob.glob(os.path.join(glob.escape(VENV), "lib", "python*", "site-packages", name)))
 
 
 def venv_fault() -> "str | None":
@@ -286,8 +283,7 @@ def install(extras: "set[str]") -> None:
         pip += ["--progress-bar", "off", "--constraint", CONSTRAINTS]
         if recompiles:
             # A wheel in pip's cache was built with other arguments, and one built with these must not get in there.
-            version = pinned_version()
-            run([*pip, "--no-cache-dir", "--force-reinstall", "--no-deps", f"{COMPILED}=={version}"], log, progress)
+            run([*pip, "--no-cache-dir", "--force-reinstall", "--no-deps", COMPILED], log, progress)
         target = ".[" + ",".join(sorted(extras)) + "]" if extras else "."
         run([*pip, "--editable", target], log, progress)
         write_stamp(extras, cmake_args() or stamp.get("cmake_args", ""))

@@ -339,16 +339,19 @@ class ChannelHub:
 
     def _set_replicas(self, model: str, addresses: frozenset[ChannelAddress]) -> None:
         self._wanted[model] = addresses
-        wanted = frozenset().union(*self._wanted.values())
-        for address in self._keepers.keys() - wanted:
-            # A replica that drains leaves the list before its streams end: only stop reconnecting to it.
-            self._keepers.pop(address)
-        for address in wanted - self._keepers.keys():
+        for address in addresses - self._keepers.keys():
             self._keepers[address] = self._loop.create_task(self._keep_connected(address))
 
     async def _keep_connected(self, address: ChannelAddress) -> None:
+        try:
+            await self._reconnect_while_wanted(address)
+        finally:
+            self._keepers.pop(address, None)
+
+    async def _reconnect_while_wanted(self, address: ChannelAddress) -> None:
+        """A replica that drains leaves the list before its streams end: its connection is kept, but not renewed."""
         attempt = 0
-        while address in self._keepers:
+        while any(address in addresses for addresses in self._wanted.values()):
             lost = self._loop.create_future()
 
             def on_lost(lost: asyncio.Future[None] = lost) -> None:

@@ -270,17 +270,17 @@ def _reachable(host: str) -> str:
 def _checked(path: Path, with_serve: bool) -> config.OurParts:
     try:
         raw = config.read(path)
-        faults = []
+        faults: list[str] = []
         parts = None
         for step in (config.our_parts, config.serve_part) if with_serve else (config.our_parts,):
             try:
                 result = step(raw)
             except settings.ConfigError as error:
-                faults.append(str(error))
+                faults.extend(str(error).splitlines())
             else:
                 parts = result if isinstance(result, config.OurParts) else parts
         if faults or parts is None:
-            raise settings.ConfigError("\n".join(faults))
+            raise settings.ConfigError("\n".join(dict.fromkeys(faults)))  # once each: both read the address
         return parts
     except settings.ConfigError as error:
         fail(f"{path} cannot be used:\n{error}", code=2)

@@ -22,6 +22,13 @@ GATEWAY_IMPORT = "deployments.app:gateway"
 MODEL_IMPORT = "deployments.app:model"
 
 
+class _HttpOptions(BaseModel):
+    """What of Serve's `http_options` is ours too, with its defaults."""
+
+    host: str = "0.0.0.0"
+    port: int = 8000
+
+
 class OurParts(msgspec.Struct, frozen=True):
     """What a config says to us. Several gateways, or none, are legal for Serve; here the first one counts."""
 
@@ -34,7 +41,7 @@ class OurParts(msgspec.Struct, frozen=True):
 def read(path: Path) -> dict[str, Any]:
     """The file as it stands. Raises `ConfigError` with the position of a YAML fault."""
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -61,17 +68,24 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
             if app.get("import_path") == GATEWAY_IMPORT:
                 gateways.append(parse(GatewaySettings, args, where))
             elif app.get("import_path") == MODEL_IMPORT:
-                models[str(app.get("name"))] = parse(ModelSettings, args, where)
+                models[str(app.get("name", "default"))] = parse(ModelSettings, args, where)
         except ConfigError as error:
             faults.append(str(error))
+    http = _HttpOptions()
+    try:
+        options = raw.get("http_options") or {}
+        if not isinstance(options, dict):
+            raise ConfigError(f"http_options: expected a mapping, not {options!r}")
+        http = parse(_HttpOptions, options, "http_options")
+    except ConfigError as error:
+        faults.append(str(error))
     if faults:
         raise ConfigError("\n".join(faults))
-    http = raw.get("http_options") or {}
     return OurParts(
         gateway=gateways[0] if gateways else GatewaySettings(),
         models=models,
-        host=str(http.get("host", "0.0.0.0")),
-        port=int(http.get("port", 8000)),
+        host=http.host,
+        port=http.port,
     )
 
 
@@ -82,8 +96,9 @@ def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:
 
     faults = list(_unknown_keys(ServeDeploySchema, raw, ""))
     for app_index, app in enumerate(raw["applications"]):
-        for index, deployment in enumerate(app.get("deployments") or [] if isinstance(app, dict) else []):
-            autoscaling = deployment.get("autoscaling_config")
+        deployments = app.get("deployments") if isinstance(app, dict) else None
+        for index, deployment in enumerate(deployments if isinstance(deployments, list) else []):
+            autoscaling = deployment.get("autoscaling_config") if isinstance(deployment, dict) else None
             if isinstance(autoscaling, dict):
                 where = f"applications[{app_index}].deployments[{index}].autoscaling_config"
                 faults.extend(_unknown_keys(AutoscalingConfig, autoscaling, where))
@@ -94,9 +109,13 @@ def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:
     try:
         schema = ServeDeploySchema.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join([*faults, *fault_lines(ServeDeploySchema, error, "")])) from None
+        faults.extend(fault_lines(ServeDeploySchema, error, ""))
+    except AttributeError:
+        if not faults:
+            raise
+        # Serve's validators take some values for mappings unseen; what is none is among the faults.
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("\n".join(dict.fromkeys(faults)))  # once each: some keys Serve refuses itself
     return schema
 
 
@@ -113,7 +132,10 @@ def _unknown_keys(cls: type[BaseModel], data: Any, where: str) -> Iterator[str]:
         for nested in _models_in(field.annotation):
             if isinstance(value, list):
                 for index, item in enumerate(value):
-                    yield from _unknown_keys(nested, item, f"{path}[{index}]")
+                    if isinstance(item, Mapping):
+                        yield from _unknown_keys(nested, item, f"{path}[{index}]")
+                    else:
+                        yield f"{path}[{index}]: expected a mapping, not {item!r}"
             else:
                 yield from _unknown_keys(nested, value, path)
 

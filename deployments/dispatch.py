@@ -53,23 +53,25 @@ LATE_FRAMES_S = 5.0
 _encoder = msgspec.msgpack.Encoder()
 
 
-def serving_error(error: Exception) -> ServingError:
-    """What a failed handle call means to the client. Detail is logged, not shown."""
+def serving_error(error: Exception, model: str) -> ServingError:
+    """What a failed handle call of `model` means to the client. Detail is logged, not shown."""
     match error:
         case ServingError():
             return error
         case BackPressureError():
-            return Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1.0)
+            return Overloaded(
+                f"Too many requests are waiting for the model '{model}'. Try again shortly.", retry_after_s=1.0
+            )
         case DeploymentUnavailableError():
-            return Unavailable("The model has no replica that can serve.", retry_after_s=5.0)
+            return Unavailable(f"The model '{model}' has no replica that can serve.", retry_after_s=5.0)
         case RayTaskError():
-            logger.error("a replica raised: %s", error)
+            logger.error("a replica of %s raised: %s", model, error)
             return InternalError(InternalError.PUBLIC_MESSAGE)
         case RayActorError() | ReplicaUnavailableError() | RequestCancelledError():
-            logger.warning("a replica was lost: %s", type(error).__name__)
+            logger.warning("a replica of %s was lost: %s", model, type(error).__name__)
             return BackendLost("The model's replica was lost.")
         case _:
-            logger.error("a handle call failed", exc_info=error)
+            logger.error("a call of %s failed", model, exc_info=error)
             return InternalError(InternalError.PUBLIC_MESSAGE)
 
 
@@ -115,7 +117,7 @@ class Dispatcher:
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
             # gives each call its own name; cancelling it with the request is then up to us, below.
             response = contextvars.Context().run(handle.generate.remote, payload, hint=hint, to=_encoder.encode(to))
-            reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox))
+            reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox, request.model))
             try:
                 async with asyncio.timeout(self._settings.first_frame_timeout_s):
                     frame = await inbox.get()
@@ -154,7 +156,7 @@ class Dispatcher:
             ray_compat.warm_up(self._handle(model))
 
 
-async def _read_handle(response: Any, inbox: Inbox) -> None:
+async def _read_handle(response: Any, inbox: Inbox, model: str) -> None:
     """Bring the handle call's items, or its failure, to the inbox. Returns when the call is over."""
     try:
         async for item in response:
@@ -164,7 +166,7 @@ async def _read_handle(response: Any, inbox: Inbox) -> None:
             await asyncio.sleep(LATE_FRAMES_S)
             inbox.fail(BackendLost("The model's replica ended the answer early."))
     except (RayActorError, RayTaskError, RayServeException) as error:
-        inbox.fail(serving_error(error))
+        inbox.fail(serving_error(error, model))
     except asyncio.CancelledError:
         # Serve raises it into the caller when a call was cancelled; the inbox's owner is gone, or learns it here.
         inbox.fail(BackendLost("The call to the model's replica was cancelled."))

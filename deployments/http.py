@@ -168,7 +168,7 @@ class EventStream:
         self.started = False
 
     async def __aenter__(self) -> EventStream:
-        self._timer = self._loop.call_later(self._settings.headers_after_s, self._on_timer)
+        self._arm(self._settings.headers_after_s)
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
@@ -191,21 +191,27 @@ class EventStream:
         async with self._lock:
             if not self.started:
                 self.started = True
+                self._arm(self._settings.keepalive_s)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if data:
                 self._last_write = self._loop.time()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def _arm(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay, self._on_timer)
+
     def _on_timer(self) -> None:
         silence = self._loop.time() - self._last_write
         if self.started and silence < self._settings.keepalive_s:
-            self._timer = self._loop.call_later(self._settings.keepalive_s - silence, self._on_timer)
-        else:
+            self._arm(self._settings.keepalive_s - silence)
+        elif self._beat is None or self._beat.done():  # one that still waits for the client arms the timer itself
             self._beat = self._loop.create_task(self._keep_alive())
 
     async def _keep_alive(self) -> None:
         await self._put(self._encoder.keepalive())
-        self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
+        self._arm(self._settings.keepalive_s)
 
 
 _STREAM_HEADERS = [

@@ -39,7 +39,9 @@ class LocalPool:
             known = ", ".join(sorted(self._backends)) or "none"
             raise ModelNotFound(f"The model '{request.model}' does not exist. Available: {known}.", param="model")
         if backend.stats().waiting > self._waiting_limits[request.model]:
-            raise Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1.0)
+            raise Overloaded(
+                f"Too many requests are waiting for the model '{request.model}'. Try again shortly.", retry_after_s=1.0
+            )
         async with aclosing(backend.generate(request)) as frames:
             async for frame in frames:
                 yield frame

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
-from ray._private import ray_logging, services
+from ray._private import services, worker
 from ray.serve._private import api as serve_api
 
 if TYPE_CHECKING:
@@ -22,27 +22,30 @@ PINNED_RAY_VERSION = "2.60.0"
 
 
 def mute_cluster_messages() -> None:
-    """Stop Ray from printing what the cluster reports: while Serve is shut down it reports the controller's death."""
-    ray_logging.global_worker_stdstream_dispatcher.handlers.clear()
+    """Stop Ray from printing what the cluster reports: while Serve is shut down it reports the controller's death.
+
+    For the rest of the process: there is no option for it, and the listener prints through this one function.
+    """
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
-def running_cluster_address(address: str = "auto") -> str | None:
-    """Where `ray.init(address)` would connect, if anybody listens there.
+def cluster_answers(address: str) -> bool:
+    """Whether `ray.init(address)` has anybody to connect to.
 
-    Ray keeps the address of a cluster that has died and tries it for tens of seconds, with a page of log lines.
+    Ray remembers the address of a cluster that has died and tries it for tens of seconds, with a page of log lines.
     """
     try:
         found = services.canonicalize_bootstrap_address(address)
     except ConnectionError:
-        return None
+        return False
     if found is None:
-        return None
+        return False
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
     except OSError:
-        return None
-    return found
+        return False
+    return True
 
 
 def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:

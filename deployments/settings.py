@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -74,12 +74,15 @@ def fault_lines(cls: type[BaseModel], error: ValidationError, where: str) -> lis
     """A pydantic error as `path: fault` lines an operator can act on."""
     lines = []
     for fault in error.errors():
-        loc = [str(part) for part in fault["loc"]]
-        path = ".".join([where, *loc]) if where else ".".join(loc)
-        if fault["type"] == "extra_forbidden":
-            lines.append(f"{path}: unknown key{nearest(loc[-1], sorted(_known_keys(cls)))}")
-        else:
-            lines.append(f"{path}: {fault['msg']}, not {fault['input']!r}" if loc else f"{where}: {fault['msg']}")
+        path, owner = _place(cls, fault["loc"])
+        path = (where + path).removeprefix(".")
+        match fault["type"]:
+            case "extra_forbidden":
+                lines.append(f"{path}: unknown key{nearest(str(fault['loc'][-1]), sorted(owner.model_fields))}")
+            case "missing":
+                lines.append(f"{path}: {fault['msg']}")
+            case _:
+                lines.append(f"{path}: {fault['msg']}" + (f", not {fault['input']!r}" if fault["loc"] else ""))
     return lines
 
 
@@ -89,18 +92,31 @@ def nearest(key: str, known: list[str]) -> str:
     return f", did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"
 
 
-def _known_keys(cls: type[BaseModel]) -> set[str]:
-    """Field names of `cls` and of the settings nested in it."""
-    keys: set[str] = set()
-    pending: list[Any] = [cls]
-    while pending:
-        kind = pending.pop()
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys |= set(kind.model_fields)
-            pending.extend(field.annotation for field in kind.model_fields.values())
-        else:
-            pending.extend(getattr(kind, "__args__", ()))
-    return keys
+def _place(cls: type[BaseModel], loc: Iterable[int | str]) -> tuple[str, type[BaseModel]]:
+    """A fault's path as the file has it, and the model its last key was looked up in."""
+    path, owner, here = "", cls, cls
+    parts = iter(loc)
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        owner = here
+        field = here.model_fields.get(str(part))
+        if field is None:
+            continue
+        members = list(_models_in(field.annotation))
+        if field.discriminator is not None:
+            # The next part is the union's tag: it says which member is meant, and is no key of the file.
+            tag = next(parts, None)
+            members = [m for m in members if m.model_fields[str(field.discriminator)].default == tag]
+        if len(members) == 1:
+            here = members[0]
+    return path, owner
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _models_in(inner)
 
 
 Front = Literal["python", "haproxy"]

@@ -40,7 +40,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServingError(Exception):
-    """Base of the tree above. `param` is the JSON path of the offending field, `details` are extra integers for the body."""
+    """Base of the tree above. `param` is the JSON path of the offending field, `details` are integers for the body."""
 
     kind: ClassVar[str]
     status: ClassVar[int]

@@ -160,7 +160,8 @@ def main() -> None:
             results[leg.name].append(measure(leg, args))
     cores = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(
-        f"{args.streams} streams of {1 / STEP_S:.0f} tokens/s, {args.tokens} tokens each; median of {args.repeats}; {cores}\n"
+        f"{args.streams} streams of {1 / STEP_S:.0f} tokens/s, {args.tokens} tokens each; "
+        f"median of {args.repeats}; {cores}\n"
     )
     print(table({name: median(runs) for name, runs in results.items()}))
     if args.json:

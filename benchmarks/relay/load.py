@@ -47,7 +47,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def others_cpu_s() -> float:
-    """CPU seconds of all processes but this one, so far. Processes that end take theirs along: let the system settle."""
+    """CPU seconds of all processes but this one, so far. Processes that end take theirs along: let things settle."""
     ticks = 0
     for pid in os.listdir("/proc"):
         if pid.isdigit() and int(pid) != os.getpid():
@@ -61,7 +61,7 @@ def others_cpu_s() -> float:
 
 
 async def stream(host: str, port: int, path: str, body: bytes) -> StreamResult:
-    """One request. A token is a content delta that is not empty; a gap is the time between two reads that had tokens."""
+    """One request. A token is a content delta that is not empty; a gap is the time between two reads with tokens."""
     reader, writer = await asyncio.open_connection(host, port)
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     began = time.perf_counter()

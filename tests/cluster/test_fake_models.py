@@ -69,12 +69,12 @@ def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
 
 
 def test_usage_is_reported_in_both_modes(client: openai.OpenAI) -> None:
-    message = [{"role": "user", "content": "hello there"}]
-    whole = client.chat.completions.create(model="fast", messages=message, max_tokens=5)  # type: ignore[arg-type]
+    message: list[Any] = [{"role": "user", "content": "hello there"}]
+    whole = client.chat.completions.create(model="fast", messages=message, max_tokens=5)
     chunks = list(
         client.chat.completions.create(
             model="fast",
-            messages=message,  # type: ignore[arg-type]
+            messages=message,
             max_tokens=5,
             stream=True,
             stream_options={"include_usage": True},

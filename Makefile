@@ -1,0 +1,47 @@
+# What a person runs. Everything is installed into .venv, on first use and again when the pins change.
+
+PYTHON ?= python3
+CONFIG ?= configs/quickstart.yaml
+EXTRAS ?= llamacpp,demo
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+install = $(PYTHON) deployments/bootstrap.py --extras
+DEV := llamacpp,demo,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint fmt bench-relay clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: ## Install into .venv; EXTRAS=llamacpp,demo
+	@$(install) $(EXTRAS)
+
+# `exec`, so that a signal to make reaches the server itself and not a shell in between.
+serve: ## Serve models; CONFIG=configs/quickstart.yaml
+	@$(install) llamacpp,demo
+	@exec $(BIN)/tokenyard serve $(CONFIG)
+
+test: ## Run the tests; PYTEST_ARGS="-k name"
+	@$(install) $(DEV)
+	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
+
+lint: ## Check style, format and types
+	@$(install) $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+fmt: ## Format the code and mend what ruff can
+	@$(install) $(DEV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench-relay: ## Measure what relaying tokens costs, without a model
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.relay
+
+clean: ## Remove .venv, caches and build leftovers
+	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find protocols backends deployments benchmarks tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,257 @@
+"""llama.cpp as a `Backend`: loads the model, turns requests into token sequences, and streams what the engine makes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+import numpy as np
+
+from backends.base import BackendStartError, BackendStats, ModelCard
+from backends.chat_template import ChatTemplate
+from backends.llamacpp.bindings import (
+    DECODED,
+    Batch,
+    Context,
+    LlamaCppError,
+    Model,
+    Tokens,
+    built_with_amx,
+    init_native,
+)
+from backends.llamacpp.engine import Engine
+from backends.llamacpp.sampling import SamplerParams
+from backends.llamacpp.sequence import Generation
+from backends.llamacpp.settings import LlamaCppSettings
+from backends.model_source import resolve_model
+from protocols.errors import ContextOverflow, InvalidRequest, ServingError, Unavailable
+from protocols.events import Finished, Frame
+from protocols.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+
+log = logging.getLogger(__name__)
+
+_INLINE_CHARS = 4096
+"""Prompts up to this size are rendered and tokenised in under a millisecond; larger ones leave the event loop."""
+
+
+class _Loaded(msgspec.Struct, frozen=True):
+    model: Model
+    context: Context
+    template: ChatTemplate
+    card: ModelCard
+
+
+class LlamaCppBackend:
+    def __init__(self, settings: LlamaCppSettings) -> None:
+        self._settings = settings
+        self._loaded: _Loaded | None = None
+        self._engine: Engine | None = None
+        self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="llamacpp-tokenize")
+        self._closed = False
+
+    async def start(self) -> ModelCard:
+        self._loaded = await asyncio.to_thread(_load, self._settings)
+        self._engine = Engine(
+            self._loaded.model,
+            self._loaded.context,
+            context_length=self._loaded.card.context_length,
+            prefill_chunk=self._settings.prefill_chunk,
+        )
+        self._engine.start()
+        return self._loaded.card
+
+    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+        loaded, engine = self._alive()
+        if request.n > 1:
+            raise InvalidRequest("This model produces one choice per request", param="n")
+        params = SamplerParams.of(request.sampling)
+        prompt = await self._tokens(request)
+        if len(prompt) >= loaded.card.context_length:
+            raise ContextOverflow.of(len(prompt), loaded.card.context_length)
+        stream = engine.submit(
+            Generation(
+                id=request.id,
+                prompt=prompt,
+                params=params,
+                max_tokens=request.max_tokens,
+                stop=request.stop,
+                ignore_eos=request.ignore_eos,
+                resume=_checked(request.resume, loaded.model, "resume"),
+            )
+        )
+        try:
+            while True:
+                item = await stream.items.get()
+                if isinstance(item, ServingError):
+                    raise item
+                yield item
+                if item.events and isinstance(item.events[-1], Finished):
+                    return
+        finally:
+            engine.cancel(stream)
+
+    async def count_tokens(self, request: Request) -> int:
+        return len(await self._tokens(request))
+
+    def stats(self) -> BackendStats:
+        if self._engine is None:
+            return BackendStats(slots=self._settings.slots, running=0, waiting=0)
+        return self._engine.stats()
+
+    async def check_health(self) -> None:
+        self._alive()
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._engine is not None:
+            self._engine.stop("The model is being shut down.")
+            await asyncio.to_thread(self._engine.join)
+        # The model must outlive whoever is still tokenising with it.
+        await asyncio.to_thread(self._tokenizers.shutdown)
+        if self._loaded is not None:
+            self._loaded.context.close()
+            self._loaded.model.close()
+
+    def _alive(self) -> tuple[_Loaded, Engine]:
+        if self._loaded is None or self._engine is None or self._closed:
+            raise Unavailable("The model is not loaded.")
+        if self._engine.failure is not None:
+            raise Unavailable(self._engine.failure)
+        return self._loaded, self._engine
+
+    async def _tokens(self, request: Request) -> Tokens:
+        """The prompt of `request`, as `count_tokens` and `generate` both see it."""
+        loaded, _ = self._alive()
+        if _chars(request) <= _INLINE_CHARS:
+            tokens = _tokenize(request, loaded)
+        else:
+            loop = asyncio.get_running_loop()
+            tokens = await loop.run_in_executor(self._tokenizers, _tokenize, request, loaded)
+        if not len(tokens):
+            raise InvalidRequest("The prompt is empty", param="prompt")
+        return tokens
+
+
+# --- loading ---------------------------------------------------------------
+
+
+def _load(settings: LlamaCppSettings) -> _Loaded:
+    path = resolve_model(settings.model)
+    init_native()
+    repack = not built_with_amx() if settings.repack_weights is None else settings.repack_weights
+    try:
+        model = Model(path, gpu_layers=settings.gpu_layers, repack=repack)
+    except LlamaCppError as error:
+        raise BackendStartError(f"model {settings.model!r}: {error}") from error
+    try:
+        return _load_context(settings, model, path)
+    except BackendStartError:
+        model.close()
+        raise
+
+
+def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Loaded:
+    name = f"model {settings.model!r}"
+    if not model.generates:
+        raise BackendStartError(f"{name}: it does not generate text")
+    if settings.context_length > model.trained_context:
+        log.warning("%s: the context is %d, what it was trained for", name, model.trained_context)
+    context_length = min(settings.context_length, model.trained_context)
+    try:
+        template = ChatTemplate(model.chat_template, bos_token=model.bos_text, eos_token=model.eos_text)
+        context = Context(
+            model,
+            sequences=settings.slots,
+            context_length=context_length,
+            batch_size=settings.batch_size,
+            micro_batch_size=settings.micro_batch_size,
+            threads=settings.threads or available_cores(),
+            unified_kv=settings.unified_kv,
+            flash_attention=settings.flash_attention,
+            cache_type_k=settings.cache_type_k,
+            cache_type_v=settings.cache_type_v,
+        )
+    except (LlamaCppError, ValueError) as error:
+        raise BackendStartError(f"{name}: {error}") from error
+    if (code := _warm_up(context)) != DECODED:
+        context.close()
+        raise BackendStartError(f"{name}: a first token cannot be computed (llama_decode answered {code})")
+    card = ModelCard(
+        context_length=context_length,
+        slots=settings.slots,
+        engine="llama.cpp",
+        vocab_size=model.vocab_size,
+        parameters=model.parameters,
+        file_bytes=path.stat().st_size,
+        chat_template=model.chat_template,
+    )
+    return _Loaded(model, context, template, card)
+
+
+def _warm_up(context: Context) -> int:
+    """Computes one token, so that the first request finds the weights in memory and the buffers made."""
+    batch = Batch(1)
+    batch.add([0], 0, 0, logits=True)
+    code = context.decode(batch)
+    context.forget(0)
+    return code
+
+
+def available_cores() -> int:
+    """The cores this process may run on, not more than its container's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota_file = Path("/sys/fs/cgroup/cpu.max")
+    if quota_file.is_file():
+        quota, _, period = quota_file.read_text().strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(int(quota) // int(period), 1))
+    return cores
+
+
+# --- prompts ---------------------------------------------------------------
+
+
+def _chars(request: Request) -> int:
+    match request.prompt:
+        case ChatPrompt(messages=messages, tools=tools):
+            return sum(len(m.text) + len(m.reasoning or "") for m in messages) + 512 * len(tools)
+        case TextPrompt(text=text):
+            return len(text)
+        case TokenPrompt():
+            return 0
+        case _:
+            assert_never(request.prompt)
+
+
+def _tokenize(request: Request, loaded: _Loaded) -> Tokens:
+    match request.prompt:
+        case ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs):
+            return _tokenize_text(loaded.template.render(messages, tools, kwargs=kwargs), loaded.model)
+        case TextPrompt(text=text):
+            return _tokenize_text(text, loaded.model)
+        case TokenPrompt(tokens=tokens):
+            return _checked(tokens, loaded.model, "prompt")
+        case _:
+            assert_never(request.prompt)
+
+
+def _tokenize_text(text: str, model: Model) -> Tokens:
+    """Most templates write the beginning-of-text token themselves, and a model must not see it twice."""
+    begins = bool(model.bos_text) and text.startswith(model.bos_text)
+    return model.tokenize(text, add_special=model.adds_bos and not begins, parse_special=True)
+
+
+def _checked(tokens: tuple[int, ...], model: Model, param: str) -> Tokens:
+    """An id outside the vocabulary would make the whole batch fail, with everyone else's tokens in it."""
+    for token in tokens:
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(f"There is no token {token} in a vocabulary of {model.vocab_size}", param=param)
+    return np.array(tokens, np.int32)

@@ -1,0 +1,305 @@
+"""llama.cpp behind a few typed objects: the only place that calls its C functions, besides the samplers.
+
+Many wrong calls do not fail but end the process (an assertion, an exception through C, a null pointer). Every wrapper
+therefore checks what the C side only asserts: sizes, sequence ids, indices, null results, use after `close()`.
+None of the objects is thread-safe; only tokenising and reading the vocabulary are allowed from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as c
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+log = logging.getLogger("backends.llamacpp.native")
+
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
+"""llama.cpp's levels, one step quieter than they claim to be: it narrates its loading as "info"."""
+
+CACHE_TYPES = {
+    "f32": c.GGML_TYPE_F32,
+    "f16": c.GGML_TYPE_F16,
+    "bf16": 30,  # GGML_TYPE_BF16, which the bindings' list lacks
+    "q8_0": c.GGML_TYPE_Q8_0,
+    "q5_1": c.GGML_TYPE_Q5_1,
+    "q5_0": c.GGML_TYPE_Q5_0,
+    "q4_1": c.GGML_TYPE_Q4_1,
+    "q4_0": c.GGML_TYPE_Q4_0,
+}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+MAX_SEQUENCES = 256
+_MAX_TEXT_BYTES = 2**31 - 1
+
+
+class LlamaCppError(Exception):
+    """llama.cpp refused a call. The message is one line, with llama.cpp's own reason where it logged one."""
+
+
+# --- logging ---------------------------------------------------------------
+
+_recent_errors: list[str] = []
+
+
+@c.llama_log_callback
+def _on_log(level: int, text: bytes, _user: object) -> None:
+    line = text.decode("utf-8", "replace").strip()
+    if level not in _LEVELS or not line:  # a continued line is progress dots
+        return
+    if level == 4 and len(_recent_errors) < 64:
+        _recent_errors.append(line)
+    log.log(_LEVELS[level], "%s", line)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Adds to a `LlamaCppError` raised inside the first error that llama.cpp logged: it names the cause."""
+    _recent_errors.clear()
+    try:
+        yield
+    except LlamaCppError as error:
+        reason = _recent_errors[0].partition(": ")[2] if _recent_errors else ""
+        raise LlamaCppError(f"{what}: {reason or error}") from error
+
+
+@cache
+def init_native() -> None:
+    """Once per process."""
+    c.llama_log_set(_on_log, ctypes.c_void_p(0))
+    c.llama_backend_init()
+
+
+def built_with_amx() -> bool:
+    return b"AMX_INT8 = 1" in c.llama_print_system_info()
+
+
+# --- model -----------------------------------------------------------------
+
+
+class Model:
+    """Loaded weights and their vocabulary."""
+
+    def __init__(self, path: Path, *, gpu_layers: int = -1, repack: bool = True) -> None:
+        init_native()
+        params = c.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = repack
+        with _explained("the model cannot be loaded"):
+            self._model = _not_null(c.llama_model_load_from_file(str(path).encode(), params), "it gave no reason")
+        self.vocab = _not_null(c.llama_model_get_vocab(self._model), "the model has no vocabulary")
+        self.vocab_size = int(c.llama_vocab_n_tokens(self.vocab))
+        self.parameters = int(c.llama_model_n_params(self._model))
+        self.trained_context = int(c.llama_model_n_ctx_train(self._model))
+        self.generates = bool(c.llama_model_has_decoder(self._model)) and not c.llama_model_has_encoder(self._model)
+        self.adds_bos = bool(c.llama_vocab_get_add_bos(self.vocab))
+        self.chat_template = (c.llama_model_chat_template(self._model, None) or b"").decode("utf-8", "replace")
+        self.bos_text = self._special_text(c.llama_vocab_bos(self.vocab))
+        self.eos_text = self._special_text(c.llama_vocab_eos(self.vocab))
+        self.end_tokens = frozenset(t for t in range(self.vocab_size) if c.llama_vocab_is_eog(self.vocab, t))
+        self._pieces: list[bytes | None] = [None] * self.vocab_size
+
+    @property
+    def handle(self) -> Any:
+        return _not_null(self._model, "the model is closed")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        # A lone surrogate is not UTF-8, and llama.cpp's tokenizers may throw on that.
+        data = text.encode("utf-8", "replace")
+        if len(data) > _MAX_TEXT_BYTES:
+            raise LlamaCppError("the text is longer than llama.cpp can tokenise")
+        room = len(data) + 8  # never more tokens than bytes, and a few that begin and end a text
+        tokens = np.empty(room, np.int32)
+        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = c.llama_tokenize(self.vocab, data, len(data), pointer, room, add_special, parse_special)
+        if count < 0:
+            raise LlamaCppError(f"the text could not be tokenised ({count})")
+        return tokens[:count].copy()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for in text; control tokens have none."""
+        cached = self._pieces[token]
+        if cached is None:
+            cached = self._pieces[token] = self._read_piece(token, special=False)
+        return cached
+
+    def _special_text(self, token: int) -> str:
+        return self._read_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            raise LlamaCppError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+        buffer = ctypes.create_string_buffer(256)
+        size = c.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = c.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:size]
+
+    def close(self) -> None:
+        if self._model:
+            c.llama_model_free(self._model)
+            self._model = self.vocab = None
+
+
+# --- batch -----------------------------------------------------------------
+
+
+class Batch:
+    """The input of one `decode`: rows of (token, position, sequence, wants logits), in arrays that C reads in place."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._seq = np.zeros(capacity, np.int32)
+        self._logits = np.zeros(capacity, np.int8)
+        self._seq_count = np.ones(capacity, np.int32)
+        # C wants a list of sequences per row. Ours have one each, so row i's list is element i of one array.
+        self._seq_lists = self._seq.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._seq.itemsize
+        int32 = ctypes.POINTER(ctypes.c_int32)
+        self.struct = c.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(int32),
+            embd=None,
+            pos=self._pos.ctypes.data_as(int32),
+            n_seq_id=self._seq_count.ctypes.data_as(int32),
+            seq_id=self._seq_lists.ctypes.data_as(ctypes.POINTER(int32)),
+            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.size
+
+    def clear(self) -> None:
+        self.size = 0
+
+    def add(self, tokens: Tokens | Sequence[int], sequence: int, position: int, *, logits: bool) -> int:
+        """Appends consecutive tokens of one sequence; `logits` asks for those of the last. Returns that one's row."""
+        start, end = self.size, self.size + len(tokens)
+        if not start < end <= self.capacity:
+            raise LlamaCppError(f"{len(tokens)} tokens do not fit a batch with room for {self.room}")
+        self._token[start:end] = tokens
+        self._pos[start:end] = np.arange(position, position + len(tokens))
+        self._seq[start:end] = sequence
+        self._logits[start:end] = 0
+        self._logits[end - 1] = logits
+        self.size = end
+        return end - 1
+
+    def wants_logits(self, row: int) -> bool:
+        return 0 <= row < self.size and bool(self._logits[row])
+
+
+# --- context ---------------------------------------------------------------
+
+DECODED = 0
+NO_KV_SPACE = 1
+
+
+class Context:
+    """A KV cache for `sequences` sequences of `context_length` tokens each, and the computation over it."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        sequences: int,
+        context_length: int,
+        batch_size: int,
+        micro_batch_size: int,
+        threads: int,
+        unified_kv: bool = False,
+        flash_attention: str = "auto",
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+    ) -> None:
+        if not 1 <= sequences <= MAX_SEQUENCES:
+            raise LlamaCppError(f"{sequences} sequences; llama.cpp has 1 to {MAX_SEQUENCES}")
+        params = c.llama_context_default_params()
+        params.n_ctx = sequences * (-(-context_length // 256) * 256)  # a sequence's share is cut in units of 256
+        params.n_seq_max = sequences
+        params.n_batch = batch_size
+        params.n_ubatch = min(micro_batch_size, batch_size)
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = unified_kv
+        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
+        params.type_k = CACHE_TYPES[cache_type_k]
+        params.type_v = CACHE_TYPES[cache_type_v]
+        with _explained("the context cannot be created"):
+            self._context = _not_null(
+                c.llama_init_from_model(model.handle, params), "is there memory for the KV cache?"
+            )
+        self._memory = _not_null(c.llama_get_memory(self._context), "the model has no KV cache")
+        self._vocab_size = model.vocab_size
+        self._decoded: Batch | None = None
+        self.sequences = sequences
+        self.sequence_length = int(c.llama_n_ctx_seq(self._context))
+        self.batch_size = int(c.llama_n_batch(self._context))
+
+    @property
+    def handle(self) -> Any:
+        return _not_null(self._context, "the context is closed")
+
+    def decode(self, batch: Batch) -> int:
+        """0, or 1 when the KV cache has no room (nothing changed), or below 0 on an error (some of it may be done)."""
+        if not 0 < batch.size <= self.batch_size:
+            raise LlamaCppError(f"a batch of {batch.size} tokens; the context takes 1 to {self.batch_size}")
+        batch.struct.n_tokens = batch.size
+        code = int(c.llama_decode(self.handle, batch.struct))
+        self._decoded = batch if code == DECODED else None
+        return code
+
+    def check_output(self, row: int) -> None:
+        """Raises unless `row` of the last batch has logits. Asking llama.cpp for others may end the process."""
+        if self._decoded is None or not self._decoded.wants_logits(row):
+            raise LlamaCppError(f"no logits were asked for row {row}")
+
+    def logits(self, row: int) -> Logits:
+        """A view of the logits of `row`, valid until the next `decode`."""
+        self.check_output(row)
+        pointer = _not_null(c.llama_get_logits_ith(self.handle, row), f"no logits for row {row}")
+        return np.ctypeslib.as_array(pointer, (self._vocab_size,))
+
+    def truncate(self, sequence: int, length: int) -> bool:
+        """Forgets the tokens of `sequence` from position `length` on. False: this model can only forget all of them."""
+        self._check_sequence(sequence)
+        return bool(c.llama_memory_seq_rm(self._memory, sequence, length, -1))
+
+    def forget(self, sequence: int) -> None:
+        self._check_sequence(sequence)
+        c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def length(self, sequence: int) -> int:
+        """How many tokens of `sequence` the KV cache holds, given that they begin at position 0."""
+        self._check_sequence(sequence)
+        return int(c.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def _check_sequence(self, sequence: int) -> None:
+        self.handle  # noqa: B018 - raises when closed
+        if not 0 <= sequence < self.sequences:
+            raise LlamaCppError(f"sequence {sequence} of {self.sequences}")
+
+    def close(self) -> None:
+        if self._context:
+            c.llama_free(self._context)
+            self._context = self._memory = self._decoded = None
+
+
+def _not_null(pointer: Any, why: str) -> Any:
+    """ctypes gives null as None or as a false pointer object, depending on the declared type."""
+    if not pointer:
+        raise LlamaCppError(why)
+    return pointer
