@@ -419,17 +419,17 @@ def activity(line: str, before: str) -> str:
     match = re.match(r"\s+\[\s*(?:(\d+)/(\d+)|(\d+)%)\]", line)
     if match and before.startswith("compiling"):
         percent = int(match.group(3) or 100 * int(match.group(1)) // int(match.group(2)))
-        return f"{compiling()}: {percent}%"
+        return compiling(f" {percent}%")
     match = re.match(r"Installing collected packages: (.*)", line)
     if match:
         return f"installing {len(match.group(1).split(','))} packages"
     return before
 
 
-def compiling() -> str:
+def compiling(done: str = "") -> str:
     cores = os.cpu_count() or 1
     minutes = max(1, round(COMPILE_CORE_MINUTES / cores))
-    return f"compiling {COMPILED} (about {minutes} min on {cores} cores, once)"
+    return f"compiling {COMPILED}{done} (about {minutes} min on {cores} cores, once)"
 
 
 class Progress:
