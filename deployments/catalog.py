@@ -90,7 +90,11 @@ class Catalog:
 
     async def _watch(self) -> None:
         while True:
-            await self._refresh()
+            try:
+                await self._refresh()
+            except Exception:
+                # Whatever one look brings: without the next one this gateway would never see another model.
+                logger.exception("catalog: looking for models failed")
             await asyncio.sleep(self._poll_s)
 
     async def _refresh(self) -> None:

@@ -78,6 +78,8 @@ def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str)
     With a cluster on which Serve runs already, CONFIG is deployed there and the command ends: what does not change in
     it is not restarted.
     """
+    if not local_mode:
+        settings.export_ray_environment(front)  # before the check, which imports Ray
     parts = _checked(path, with_serve=not local_mode)
     try:
         if local_mode:
@@ -101,7 +103,6 @@ def _serve_local(parts: config.OurParts) -> None:
 
 
 def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front, ray_address: str) -> None:
-    settings.export_ray_environment(front)
     from deployments import cluster, ray_compat
 
     schema = config.serve_part(config.read(path))
@@ -146,9 +147,10 @@ def _wait_until_it_answers(parts: config.OurParts, model: str, say: Progress) ->
         say(f"waiting for {model} to answer ({time.monotonic() - started:.0f} s)")
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         try:
-            if _post(_reachable(parts.host), parts.port, body, timeout=READY_TIMEOUT_S).status == 200:
-                say("")
-                return
+            with _post(_reachable(parts.host), parts.port, body, timeout=READY_TIMEOUT_S) as response:
+                if response.status == 200:
+                    say("")
+                    return
         except (OSError, http.client.HTTPException):
             pass
         time.sleep(0.3)
@@ -251,7 +253,9 @@ def _print_answer(host: str, port: int, body: dict[str, Any]) -> str:
 
 def _post(host: str, port: int, body: dict[str, Any], timeout: float | None) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    # Closing: the response owns the connection, and ends it.
+    headers = {"content-type": "application/json", "connection": "close"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     return connection.getresponse()
 
 

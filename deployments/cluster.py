@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import socket
@@ -33,14 +34,18 @@ class AppStatus(msgspec.Struct, frozen=True):
 
 
 def port_holder(host: str, port: int) -> str | None:
-    """Who listens on the port, as `name (pid N)`; `another process` if that cannot be seen; None if it is free."""
+    """Who listens on the port, as `name (pid N)`; `another process` if that cannot be seen; None if it is free.
+
+    Raises `ClusterError` if nobody could listen there: it is no address of this machine, or not permitted.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ClusterError(f"Cannot listen on port {port} of {host}: {error.strerror}.") from None
         else:
             return None
     try:

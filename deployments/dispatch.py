@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -121,10 +121,15 @@ class Dispatcher:
             try:
                 async with asyncio.timeout(self._settings.first_frame_timeout_s):
                     frame = await inbox.get()
+                delivered = False
                 while True:
                     if frame.events and isinstance(frame.events[-1], Failed):
+                        # What came along with the failure. Before the first frame, all of it may come again.
+                        if delivered and (frame.events[:-1] or frame.tokens):
+                            yield Frame(frame.events[:-1], frame.tokens, frame.choice)
                         raise ServingError.from_info(frame.events[-1].error)
                     yield frame
+                    delivered = True
                     if inbox.drained:
                         break
                     frame = await inbox.get()
@@ -153,7 +158,11 @@ class Dispatcher:
         for model in models:
             # A model that was deleted and deployed again needs a handle that has not seen its deletion.
             self._handles.pop(model, None)
-            ray_compat.warm_up(self._handle(model))
+            try:
+                ray_compat.warm_up(self._handle(model))
+            except (KeyError, RayError, RayServeException) as error:
+                # Deleted meanwhile, or the controller is away: that model's first request finds out.
+                logger.warning("no handle for %s yet: %s", model, error)
 
 
 async def _read_handle(response: Any, inbox: Inbox, model: str) -> None:
@@ -165,7 +174,8 @@ async def _read_handle(response: Any, inbox: Inbox, model: str) -> None:
         if not inbox.ended:
             await asyncio.sleep(LATE_FRAMES_S)
             inbox.fail(BackendLost("The model's replica ended the answer early."))
-    except (RayActorError, RayTaskError, RayServeException) as error:
+    except Exception as error:
+        # All of them: an error that does not reach the inbox leaves its client waiting forever.
         inbox.fail(serving_error(error, model))
     except asyncio.CancelledError:
         # Serve raises it into the caller when a call was cancelled; the inbox's owner is gone, or learns it here.

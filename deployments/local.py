@@ -38,7 +38,8 @@ class LocalPool:
         if backend is None:
             known = ", ".join(sorted(self._backends)) or "none"
             raise ModelNotFound(f"The model '{request.model}' does not exist. Available: {known}.", param="model")
-        if backend.stats().waiting > self._waiting_limits[request.model]:
+        stats = backend.stats()
+        if stats.running + stats.waiting >= stats.slots + self._waiting_limits[request.model]:
             raise Overloaded(
                 f"Too many requests are waiting for the model '{request.model}'. Try again shortly.", retry_after_s=1.0
             )

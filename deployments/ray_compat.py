@@ -36,14 +36,14 @@ def cluster_answers(address: str) -> bool:
     """
     try:
         found = services.canonicalize_bootstrap_address(address)
-    except ConnectionError:
+    except (ConnectionError, ValueError):  # Ray knows of none; the address is none
         return False
     if found is None:
         return False
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True
 

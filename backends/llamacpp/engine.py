@@ -6,6 +6,15 @@ draws its next token, and everything the step produced goes to the event loop in
 
 The engine thread owns model, context, slots and samplers; the event loop owns the streams. They meet in two places:
 commands go in through a queue that is read between steps, results go out through `call_soon_threadsafe`.
+
+What greedy decoding guarantees: the same steps give the same bits, other steps may not. llama.cpp's kernels depend on
+the shape of a batch, and a prompt's chunks depend on what else is running and on what its slot remembers. Measured
+(SmolLM2-135M Q4_1, AVX-512, flash attention, one KV cache per slot): a request repeated alone always repeated its
+tokens; the logits of a generated token were bit-identical with 0 to 7 neighbours; so were those of a 17-token prompt,
+however it was cut; but those of a 178-token prompt moved by up to 0.7 between chunks of 512, 64, 16 and 1, because
+attention over many tokens at once is another kernel. Of 8 greedy answers to 260-token prompts, generated all at once,
+8 left their lone versions at some token (the 1st to the 60th), each time between candidates at most 0.12 apart; of 8
+to 38-token prompts, none did. With weights repacked for the CPU the number of neighbours matters too.
 """
 
 from __future__ import annotations
@@ -22,7 +31,7 @@ import msgspec
 import numpy as np
 
 from backends.base import BackendStats
-from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, Model, Tokens
+from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, Model, Tokens
 from backends.llamacpp.sampling import SamplerChain
 from backends.llamacpp.sequence import Generation, Sequence
 from backends.llamacpp.slots import Slots
@@ -216,8 +225,15 @@ class Engine:
                 self._context.forget(slot.id)
                 slot.truncate(0)
             banned = sorted(self._model.end_tokens) if stream.generation.ignore_eos else ()
-            chain = SamplerChain(self._model, stream.generation.params, banned)
-            self._running[stream] = self._waiting.pop(stream)
+            del self._waiting[stream]
+            try:
+                chain = SamplerChain(self._model, stream.generation.params, banned)
+            except LlamaCppError as error:
+                log.error("request %s: %s", stream.generation.id, error)
+                self._slots.release(slot)
+                self._results.append(_Result(stream, InternalError(InternalError.PUBLIC_MESSAGE), last=True))
+                continue
+            self._running[stream] = sequence
             self._prompt_total += len(stream.generation.prompt)
             self._cached_total += min(slot.length, len(stream.generation.prompt))
             self._results.append(_Result(stream, sequence.admit(slot, chain), last=False))

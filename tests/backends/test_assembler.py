@@ -1,0 +1,139 @@
+"""Bytes to text: whatever the pieces are, the text and the stop are the same."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from backends.output.assembler import Assembler
+from backends.output.stops import StopMatcher
+from protocols.events import Event, TextDelta
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def run(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[str, str | None]:
+    """Feeds until a stop string matches, as an engine does."""
+    assembler = Assembler(stops)
+    text = ""
+    for piece in pieces:
+        text += text_of(assembler.feed(piece))
+        if assembler.stop_sequence is not None:
+            break
+    return text + text_of(assembler.finish()), assembler.stop_sequence
+
+
+def reference(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """The definition: read one character at a time; the first stop string that is complete ends it, the longest of them."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if complete:
+            stop = max(complete, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+@st.composite
+def split(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    cuts = sorted(draw(st.sets(st.integers(0, len(data)))) | {0, len(data)})
+    return [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+few_letters = st.text("abü日👩", max_size=24)
+stop_strings = st.lists(st.text("abü日👩", max_size=5), max_size=4).map(tuple)
+
+
+@given(few_letters, stop_strings, st.data())
+def test_any_split_gives_the_same_text_and_stop(text: str, stops: tuple[str, ...], data: st.DataObject) -> None:
+    pieces = data.draw(split(text.encode()))
+    assert run(pieces, stops) == reference(text, stops)
+
+
+@given(st.binary(max_size=24), stop_strings, st.data())
+@example(b"\xf0\x80\xe6\x97", (), None)
+def test_any_split_of_any_bytes(raw: bytes, stops: tuple[str, ...], data: st.DataObject | None) -> None:
+    pieces = data.draw(split(raw)) if data is not None else [bytes([byte]) for byte in raw]
+    assert run(pieces, stops) == reference(raw.decode("utf-8", "replace"), stops)
+
+
+@given(few_letters, stop_strings)
+def test_only_the_longest_possible_beginning_of_a_stop_string_is_held_back(text: str, stops: tuple[str, ...]) -> None:
+    matcher = StopMatcher(stops)
+    sent = ""
+    for count, char in enumerate(text, 1):
+        sent += matcher.feed(char)
+        if matcher.matched is not None:
+            return
+        seen = text[:count]
+        tails = (
+            seen[i:] for i in range(count) if any(stop != seen[i:] and stop.startswith(seen[i:]) for stop in stops)
+        )
+        assert sent + next(tails, "") == seen
+
+
+@given(few_letters, stop_strings, st.data())
+def test_resuming_after_any_piece_loses_and_repeats_nothing(
+    text: str, stops: tuple[str, ...], data: st.DataObject
+) -> None:
+    pieces = data.draw(split(text.encode()))
+    at = data.draw(st.integers(0, len(pieces)))
+    first, second = Assembler(stops), Assembler(stops)
+    delivered = ""
+    for piece in pieces[:at]:
+        delivered += text_of(first.feed(piece))
+        second.feed(piece)
+        if first.stop_sequence is not None:
+            return
+    for piece in pieces[at:]:
+        delivered += text_of(second.feed(piece))
+        if second.stop_sequence is not None:
+            break
+    delivered += text_of(second.finish())
+    assert (delivered, second.stop_sequence) == reference(text, stops)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "text", "stop"),
+    [
+        (["Hello", " wor", "ld"], (), "Hello world", None),
+        (["one STO", "P two"], ("STOP",), "one ", "STOP"),
+        (["one STO"], ("STOP",), "one STO", None),  # flushed when the budget ends the answer
+        (["aab"], ("aab", "ab"), "", "aab"),  # complete at the same character: the longest
+        (["abcd"], ("bcd", "c"), "ab", "c"),  # complete first, though the other begins earlier
+        (["aaaab"], ("aaab",), "a", "aaab"),  # the match begins inside a failed one
+        (["text"], ("", ""), "text", None),
+        ([], ("x",), "", None),
+    ],
+)
+def test_cases(pieces: list[str], stops: tuple[str, ...], text: str, stop: str | None) -> None:
+    assert run([piece.encode() for piece in pieces], stops) == (text, stop)
+
+
+def test_half_a_character_is_held_back() -> None:
+    assembler = Assembler()
+    fox = "🦊".encode()
+    assert assembler.feed(b"a" + fox[:3]) == [TextDelta("a")]
+    assert assembler.feed(fox[3:]) == [TextDelta("🦊")]
+    assert assembler.feed(fox[:2]) == []
+    assert assembler.finish() == [TextDelta("\ufffd")]
+
+
+def test_the_cost_of_a_token_does_not_grow_with_the_answer() -> None:
+    assembler = Assembler(("a" * 40 + "b",))
+
+    def cost(pieces: int) -> float:
+        start = time.perf_counter()
+        for _ in range(pieces):
+            assembler.feed(b"aaaa")
+        return time.perf_counter() - start
+
+    cost(500)
+    early = min(cost(500) for _ in range(5))
+    cost(50_000)
+    late = min(cost(500) for _ in range(5))
+    assert late < 5 * early

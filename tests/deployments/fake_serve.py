@@ -1,0 +1,126 @@
+"""Stand-ins for the parts of Ray Serve that our code is called by and calls, as Ray 2.60 has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+from deployments.routing.policy import RoutingHint
+
+DEPLOYMENT = DeploymentID(name="Model", app_name="m")
+
+
+class FakeRunningReplica(RunningReplica):
+    """What a router sees of a replica. It answers probes at once, and records them."""
+
+    def __init__(self, name: str, metadata: dict[str, Any] | None = None, max_ongoing_requests: int = 10) -> None:
+        # Not the parent's: it looks the replica's actor up in the cluster.
+        self._id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+        self._metadata = metadata or {}
+        self._max_ongoing_requests = max_ongoing_requests
+        self.queue_len = 0
+        self.probes = 0
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        return self._id
+
+    @property
+    def node_id(self) -> str:
+        return "node"
+
+    @property
+    def availability_zone(self) -> str | None:
+        return None
+
+    @property
+    def multiplexed_model_ids(self) -> set[str]:
+        return set()
+
+    @property
+    def routing_stats(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def replica_metadata(self) -> dict[str, Any]:
+        return self._metadata
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        return self._max_ongoing_requests
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        self.probes += 1
+        return self.queue_len
+
+    def __repr__(self) -> str:
+        return self._id.unique_id
+
+
+def pending(name: str, tokens: int | None = None) -> PendingRequest:
+    """A request waiting for a replica, as `Dispatcher` makes it."""
+    kwargs = {} if tokens is None else {"hint": RoutingHint(tokens)}
+    return PendingRequest(args=[b""], kwargs=kwargs, metadata=RequestMetadata(f"r-{name}", name, is_streaming=True))
+
+
+Items = Callable[..., AsyncIterator[bytes]]
+
+
+class FakeResponse:
+    """A handle's streaming response. Whoever reads a cancelled one sees `asyncio.CancelledError`, as with Serve's."""
+
+    def __init__(self, items: AsyncIterator[bytes]) -> None:
+        self._items = items
+        self._reading: asyncio.Task[bytes] | None = None
+        self.cancelled = False
+        self.over = False
+
+    def __aiter__(self) -> FakeResponse:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self.cancelled:
+            raise asyncio.CancelledError
+        self._reading = asyncio.ensure_future(anext(self._items))
+        try:
+            return await self._reading
+        except BaseException:
+            self.over = True
+            raise
+        finally:
+            self._reading = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+class FakeHandle:
+    """A deployment handle whose calls are answered by `answers`, one after another; the last one repeats."""
+
+    def __init__(self, *answers: Items) -> None:
+        self._answers = list(answers)
+        self.is_initialized = False
+        self.calls: list[dict[str, Any]] = []
+        self.responses: list[FakeResponse] = []
+        self.options_used: list[dict[str, Any]] = []
+        self.generate = self
+
+    def _init(self) -> None:
+        self.is_initialized = True
+
+    def options(self, **options: Any) -> FakeHandle:
+        self.options_used.append(options)
+        return self
+
+    def remote(self, request: bytes, **kwargs: Any) -> FakeResponse:
+        answer = self._answers[min(len(self.calls), len(self._answers) - 1)]
+        self.calls.append({"request": request, **kwargs})
+        response = FakeResponse(answer(request, **kwargs))
+        self.responses.append(response)
+        return response

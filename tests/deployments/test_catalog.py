@@ -1,0 +1,276 @@
+"""The model list: current without waking anybody, and no worse than before while Serve's controller is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import SimpleNamespace
+
+import pytest
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from deployments import catalog as catalog_module
+from deployments.catalog import Application, Catalog, read_serve_status
+from deployments.models import ModelEntry
+from protocols.errors import ModelNotFound, Unavailable
+from tests.deployments.support import eventually
+
+
+def running(*names: str) -> dict[str, Application]:
+    return {name: Application(ModelEntry(name, 7), failure=None) for name in names}
+
+
+class Source:
+    """Serve's status as a test sets it. Called on a thread, as the real one."""
+
+    def __init__(self, *names: str) -> None:
+        self.now: Mapping[str, Application] | Exception = running(*names)
+        self.reads = 0
+
+    def __call__(self) -> Mapping[str, Application]:
+        self.reads += 1
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def refresh_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 0.0)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Callable[..., Catalog]]:
+    """Makes catalogs that watch, and closes them."""
+    made: list[Catalog] = []
+
+    def make(source: Source, on_change: object = None) -> Catalog:
+        made.append(Catalog(0.002, on_change, source))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for catalog in made:
+        await catalog.aclose()
+
+
+def ids(catalog: Catalog) -> list[str]:
+    return [entry.id for entry in catalog.entries()]
+
+
+async def test_a_model_that_is_not_known_yet_is_looked_for() -> None:
+    source = Source("a")
+    catalog = Catalog(1000, source=source)
+    assert ids(catalog) == []
+    assert await catalog.find("a") == ModelEntry("a", 7)
+    source.now = running("a", "b")
+    assert (await catalog.find("b")).id == "b"
+
+
+async def test_a_known_model_is_found_without_asking_serve() -> None:
+    source = Source("a")
+    catalog = Catalog(1000, source=source)
+    await catalog.find("a")
+    source.now = RayServeException("away")
+    for _ in range(5):
+        await catalog.find("a")
+    assert source.reads == 1
+
+
+async def test_a_model_there_is_not_is_an_error_that_names_what_there_is() -> None:
+    catalog = Catalog(1000, source=Source("b", "a"))
+    with pytest.raises(ModelNotFound) as caught:
+        await catalog.find("c")
+    assert caught.value.message == "The model 'c' does not exist. Available: a, b."
+    assert caught.value.param == "model"
+
+
+async def test_where_there_are_no_models_none_are_named() -> None:
+    with pytest.raises(ModelNotFound, match="Available: none"):
+        await Catalog(1000, source=Source()).find("c")
+
+
+async def test_misses_do_not_ask_serve_more_than_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asks for a model there is not must not load the controller."""
+    monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 1000.0)
+    source = Source("a")
+    catalog = Catalog(1000, source=source)
+    misses = await asyncio.gather(*(catalog.find("no") for _ in range(20)), return_exceptions=True)
+    assert all(isinstance(miss, ModelNotFound) for miss in misses)
+    assert source.reads == 1
+
+
+async def test_a_failing_source_is_not_asked_more_often_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 1000.0)
+    source = Source()
+    source.now = RayServeException("away")
+    catalog = Catalog(1000, source=source)
+    await asyncio.gather(*(catalog.find("a") for _ in range(20)), return_exceptions=True)
+    assert source.reads == 1
+
+
+async def test_requests_that_wait_for_one_refresh_are_all_served_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 1000.0)
+    source = Source("a")
+    catalog = Catalog(1000, source=source)
+    entries = await asyncio.gather(*(catalog.find("a") for _ in range(20)))
+    assert {entry.id for entry in entries} == {"a"}
+    assert source.reads == 1
+
+
+AWAY = [RayActorError(), GetTimeoutError("slow"), RayServeException("no controller")]
+
+
+@pytest.mark.parametrize("away", AWAY, ids=lambda error: type(error).__name__)
+async def test_while_the_controller_is_away_the_last_list_stays(
+    away: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Source("a", "b")
+    catalog = Catalog(1000, source=source)
+    await catalog.find("a")
+    source.now = away
+    with pytest.raises(ModelNotFound):
+        await catalog.find("new")
+    assert ids(catalog) == ["a", "b"]
+    assert (await catalog.find("b")).id == "b"
+    assert "keeping the last one" in caplog.text
+
+
+async def test_a_model_that_failed_to_deploy_is_unavailable_and_not_listed() -> None:
+    source = Source("good")
+    source.now = {**running("good"), "bad": Application(ModelEntry("bad", 7), failure="Traceback: /secret/path")}
+    catalog = Catalog(1000, source=source)
+    with pytest.raises(Unavailable) as caught:
+        await catalog.find("bad")
+    assert "'bad' failed to start" in caught.value.message
+    assert "secret" not in caught.value.message
+    assert ids(catalog) == ["good"]
+
+
+async def test_entries_are_in_order_of_their_ids() -> None:
+    catalog = Catalog(1000, source=Source("c", "a", "b"))
+    await catalog.find("a")
+    assert ids(catalog) == ["a", "b", "c"]
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_list_follows_serve(watched: Callable[..., Catalog]) -> None:
+    source = Source("a")
+    catalog = watched(source)
+    await eventually(lambda: ids(catalog) == ["a"])
+    source.now = running("a", "b")
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+    source.now = running("b")
+    await eventually(lambda: ids(catalog) == ["b"])
+
+
+async def test_added_models_are_announced_once(watched: Callable[..., Catalog]) -> None:
+    announced: list[set[str]] = []
+    source = Source("a", "b")
+    catalog = watched(source, lambda added: announced.append(set(added)))
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+    source.now = running("a", "b", "c")
+    await eventually(lambda: ids(catalog) == ["a", "b", "c"])
+    source.now = running("a")
+    await eventually(lambda: ids(catalog) == ["a"])
+    source.now = running("a", "c")
+    await eventually(lambda: ids(catalog) == ["a", "c"])
+    assert announced == [{"a", "b"}, {"c"}, {"c"}]
+
+
+async def test_the_list_is_current_when_models_are_announced() -> None:
+    seen: list[list[str]] = []
+    catalog: Catalog = Catalog(1000, lambda added: seen.append(ids(catalog)), Source("a"))
+    await catalog.find("a")
+    assert seen == [["a"]]
+
+
+async def test_watching_goes_on_after_the_controller_was_away(watched: Callable[..., Catalog]) -> None:
+    source = Source("a")
+    catalog = watched(source)
+    await eventually(lambda: ids(catalog) == ["a"])
+    source.now = RayActorError()
+    reads = source.reads
+    await eventually(lambda: source.reads > reads + 2)
+    source.now = running("a", "b")
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+
+
+async def test_watching_goes_on_after_an_error_nobody_foresaw(
+    watched: Callable[..., Catalog], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a gateway would never see another model, and nothing would say so."""
+    source = Source("a")
+    catalog = watched(source)
+    await eventually(lambda: ids(catalog) == ["a"])
+    source.now = KeyError("a field that this release does not have")
+    reads = source.reads
+    await eventually(lambda: source.reads > reads + 2)
+    source.now = running("a", "b")
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+    assert any(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
+
+
+async def test_watching_goes_on_when_a_model_cannot_be_prepared(watched: Callable[..., Catalog]) -> None:
+    """A model may be deleted between being seen and being prepared for."""
+
+    def prepare(added: set[str]) -> None:
+        if "gone" in added:
+            raise KeyError("Deployment(name='Model', app='gone') does not exist.")
+
+    source = Source("a", "gone")
+    catalog = watched(source, prepare)
+    await eventually(lambda: source.reads > 2)
+    source.now = running("a", "b")
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+
+
+async def test_closing_ends_the_watching() -> None:
+    source = Source("a")
+    catalog = Catalog(0.001, source=source)
+    catalog.start()
+    await eventually(lambda: source.reads > 2)
+    await catalog.aclose()
+    reads = source.reads
+    await asyncio.sleep(0.02)
+    assert source.reads == reads
+
+
+async def test_a_catalog_that_never_watched_can_be_closed() -> None:
+    await Catalog(1000, source=Source()).aclose()
+
+
+# --- Serve's status ---------------------------------------------------------------------------------------------------
+
+
+def application(status: ApplicationStatus, deployment: str = "Model", message: str = "") -> SimpleNamespace:
+    return SimpleNamespace(
+        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: None, "Entry": None}
+    )
+
+
+def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    applications = {
+        "gateway": application(ApplicationStatus.RUNNING, deployment="Gateway"),
+        "up": application(ApplicationStatus.RUNNING),
+        "loading": application(ApplicationStatus.DEPLOYING),
+        "sick": application(ApplicationStatus.UNHEALTHY),
+        "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
+        "leaving": application(ApplicationStatus.DELETING),
+        "absent": application(ApplicationStatus.NOT_STARTED),
+    }
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
+    status = read_serve_status()
+    assert {name: app.failure for name, app in status.items()} == {
+        "up": None,
+        "loading": None,
+        "sick": None,
+        "broken": "no such file",
+    }
+    assert status["up"].entry == ModelEntry("up", 12)

@@ -1,0 +1,259 @@
+"""The command line: what goes wrong is said in one place, in words, with an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from deployments import cluster, config
+from deployments.cli import main
+from deployments.cluster import ClusterError, failure_reason, port_holder, require_free
+from deployments.settings import ConfigError
+
+GOOD: dict[str, Any] = {
+    "applications": [
+        {"name": "gateway", "route_prefix": "/", "import_path": config.GATEWAY_IMPORT},
+        {"name": "b", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
+        {"name": "a", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
+    ]
+}
+
+
+def run(*args: str | Path, **kwargs: Any) -> Result:
+    """Fails on anything but an orderly end: an operator never sees a traceback."""
+    result = CliRunner().invoke(main, [str(arg) for arg in args], **kwargs)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def write(folder: Path, raw: object) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw))
+    return path
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_config_is_ok_and_its_models_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    result = run("check", path)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{path}: ok. Models: a, b.\n", "")
+
+
+def test_a_config_without_models_is_ok(tmp_path: Path) -> None:
+    assert "Models: none." in run("check", write(tmp_path, {"applications": []})).stdout
+
+
+def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD | {"http_options": {"prt": 1}})
+    result = run("check", path)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == f"{path} cannot be used:\nhttp_options.prt: unknown key, did you mean 'port'?\n"
+
+
+def test_faults_in_our_part_and_in_serves_are_reported_at_once(tmp_path: Path) -> None:
+    raw = GOOD | {"applications": [*GOOD["applications"], {**GOOD["applications"][1], "name": "c", "args": {}}]}
+    raw |= {"prxy_location": "HeadOnly"}
+    result = run("check", write(tmp_path, raw))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1:] == [
+        "applications[3].args.backend: Field required",
+        "prxy_location: unknown key, did you mean 'proxy_location'?",
+    ]
+
+
+def test_a_fault_both_parts_see_is_reported_once(tmp_path: Path) -> None:
+    result = run("check", write(tmp_path, GOOD | {"http_options": {"port": "high"}}))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()[1:]
+    assert line.startswith("http_options.port: ")
+
+
+@pytest.mark.parametrize("command", [["check"], ["serve"], ["serve", "--local"]])
+@pytest.mark.parametrize("text", ["applications: [", "- a\n", "applications: 5\n", ""])
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, command: list[str], text: str) -> None:
+    result = run(*command, write(tmp_path, text))
+    assert result.exit_code == 2
+    assert "config.yaml" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["check"], ["serve"], ["serve", "--local"]])
+def test_a_file_there_is_not_is_named(tmp_path: Path, command: list[str]) -> None:
+    result = run(*command, tmp_path / "none.yaml")
+    assert result.exit_code == 2
+    assert "none.yaml: No such file or directory" in result.stderr
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_config_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(cluster, "running_cluster", lambda *args: started.append(args))
+    raw = GOOD | {"http_option": {}}
+    assert run("serve", write(tmp_path, raw)).exit_code == 2
+    assert started == []
+
+
+def test_a_busy_port_is_one_clear_line(tmp_path: Path, taken: int) -> None:
+    raw = GOOD | {"http_options": {"host": "127.0.0.1", "port": taken}}
+    result = run("serve", "--local", write(tmp_path, raw))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Port {taken} on 127.0.0.1 is taken by ")
+    assert f"(pid {os.getpid()})" in line
+    assert line.endswith("Free it, or set http_options.port.")
+
+
+def test_a_host_that_is_not_here_is_one_clear_line(tmp_path: Path) -> None:
+    raw = GOOD | {"http_options": {"host": "192.0.2.1", "port": 8000}}  # an address for documentation: nobody has it
+    result = run("serve", "--local", write(tmp_path, raw))
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "192.0.2.1" in line
+    assert "taken" not in line
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from backends.base import BackendStartError
+    from deployments import local
+
+    class Broken:
+        def __init__(self, _: object) -> None:
+            pass
+
+        async def start(self) -> None:
+            raise BackendStartError("a.gguf: no such file")
+
+    monkeypatch.setattr(local, "create", Broken)
+    monkeypatch.setattr(cluster, "require_free", lambda host, port: None)
+    result = run("serve", "--local", write(tmp_path, GOOD))
+    assert (result.exit_code, result.stderr) == (1, "a.gguf: no such file\n")
+
+
+@pytest.mark.parametrize(("front", "name"), [("python", "PROXY_USE_GRPC"), ("haproxy", "ENABLE_HA_PROXY")])
+def test_the_environment_is_set_before_ray_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: str, name: str
+) -> None:
+    """The check of Serve's part is the first to import Ray, which reads the environment once, then."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    monkeypatch.setattr(os, "environ", environment)
+    seen = []
+
+    def serve_part(_: object) -> None:
+        seen.append(environment.get(f"RAY_SERVE_{name}"))
+        raise ConfigError("that is all we wanted to know")
+
+    monkeypatch.setattr(config, "serve_part", serve_part)
+    assert run("serve", "--front", front, write(tmp_path, GOOD)).exit_code == 2
+    assert seen == ["1"]
+
+
+def test_a_ray_cluster_that_does_not_answer_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{probe.getsockname()[1]}"
+    for address in (nobody, "nonsense"):
+        result = run("serve", "--ray", address, write(tmp_path, GOOD))
+        assert (result.exit_code, result.stderr) == (1, f"No Ray cluster answers at {address}.\n")
+
+
+def test_talking_to_nobody_is_one_clear_line() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    result = run("chat", "m", "--url", url, input="Hi\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"cannot reach {url}: ")
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_commands(flag: str) -> None:
+    result = run(flag)
+    assert result.exit_code == 0
+    commands = re.findall(r"^  (\w+) ", result.stdout.split("Commands:")[1], flags=re.M)
+    assert commands == sorted(main.commands) == ["chat", "check", "serve", "status"]
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_every_command_and_option_has_a_help_text(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert len(result.stdout.split("Usage:")[1].splitlines()[2].split()) > 2
+    described = main.commands[command]
+    for param in described.params:
+        if param.param_type_name == "option" and param.name not in ("max_tokens",):
+            assert getattr(param, "help", None), f"{command} --{param.name} has no help text"
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (["serve", "--locl", "x.yaml"], "--local"),
+        (["serve", "--front", "nginx", "x.yaml"], "haproxy"),
+        (["serve"], "CONFIG"),
+        (["chekc"], "chekc"),
+        (["chat", "m", "--max-tokens", "many"], "many"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_a_hint(args: list[str], word: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert word in result.stderr
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_free_port_has_no_holder() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert port_holder("127.0.0.1", port) is None
+    require_free("127.0.0.1", port)
+
+
+def test_a_taken_port_is_seen_on_every_address(taken: int) -> None:
+    for host in ("127.0.0.1", "0.0.0.0", "localhost"):
+        holder = port_holder(host, taken)
+        assert holder is not None and holder.endswith(f"(pid {os.getpid()})")
+
+
+def test_a_haproxy_that_was_left_behind_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "port_holder", lambda host, port: "haproxy (pid 7)")
+    with pytest.raises(ClusterError, match=r"haproxy \(pid 7\)\. It was left behind .* end it by that id\."):
+        require_free("127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("", ""),
+        ("Waiting for\n  resources.", "Waiting for resources."),
+        ("Traceback (most recent call last):\n  File x\nbackends.base.BackendStartError: a.gguf: none", "a.gguf: none"),
+        ("Traceback:\n  File x\nValueError: 5 is too many\n", "5 is too many"),
+    ],
+)
+def test_the_reason_of_a_failed_deployment_is_one_line(message: str, reason: str) -> None:
+    assert failure_reason(message) == reason
