@@ -202,6 +202,7 @@ class Inbox:
     def __init__(self, stream: int, choices: int, limit: int) -> None:
         self.stream = stream
         self.replica: ReplicaLink | None = None
+        self.on_overflow: Callable[[], None] | None = None
         self._unfinished = choices
         self._limit = limit
         self._frames: deque[Frame] = deque()
@@ -223,6 +224,8 @@ class Inbox:
             return
         if len(self._frames) >= self._limit:
             self._frames.clear()
+            if self.on_overflow is not None:
+                self.on_overflow()  # nobody may come to `get` for a long time, and the engine should not wait for that
             self.fail(ClientTooSlow(f"The client has not read the last {self._limit} parts of its answer."))
             return
         self._frames.append(frame)
@@ -365,11 +368,13 @@ class ChannelHub:
                 if attempt == 0:
                     logger.warning("channel: cannot reach %s:%d (%s)", address.host, address.port, error)
             else:
-                attempt = 0
+                connected_at = self._loop.time()
                 self.connected.add(address)
                 try:
                     await lost
                 finally:
+                    if self._loop.time() - connected_at > RECONNECT_S[-1]:
+                        attempt = 0  # it worked for a while; a replica that hangs up at once is not asked all the time
                     self.connected.discard(address)
                     link.transport.abort()
             await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])

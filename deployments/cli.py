@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import uvloop
 
 from deployments import config, settings
 from protocols.sse import SseParser
@@ -97,7 +98,8 @@ def _serve_local(parts: config.OurParts) -> None:
 
     try:
         require_free(parts.host, parts.port)
-        asyncio.run(local.serve(parts, parts.host, parts.port, lambda: _banner(parts)))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(local.serve(parts, parts.host, parts.port, lambda: _banner(parts)))
     except (ClusterError, BackendStartError) as error:
         fail(str(error))
 

@@ -114,6 +114,9 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
             ray_compat.start_serve(config)
         yield ours
+    except ray.exceptions.RayError as error:
+        ours = False
+        raise ClusterError(f"The Ray cluster went away ({type(error).__name__}).") from error
     finally:
         if ours:
             say("stopping Serve")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from ray import serve
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -67,7 +67,7 @@ def serving_error(error: Exception, model: str) -> ServingError:
         case RayTaskError():
             logger.error("a replica of %s raised: %s", model, error)
             return InternalError(InternalError.PUBLIC_MESSAGE)
-        case RayActorError() | ReplicaUnavailableError() | RequestCancelledError():
+        case RayError() | ReplicaUnavailableError() | RequestCancelledError():
             logger.warning("a replica of %s was lost: %s", model, type(error).__name__)
             return BackendLost("The model's replica was lost.")
         case _:
@@ -117,6 +117,7 @@ class Dispatcher:
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
             # gives each call its own name; cancelling it with the request is then up to us, below.
             response = contextvars.Context().run(handle.generate.remote, payload, hint=hint, to=_encoder.encode(to))
+            inbox.on_overflow = response.cancel
             reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox, request.model))
             try:
                 async with asyncio.timeout(self._settings.first_frame_timeout_s):

@@ -31,6 +31,8 @@ from protocols.events import Failed, Frame
 logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
+ALLOWED = "tokenyard.allowed_methods"
+"""Key in the ASGI scope under which the methods of a path stand, when it was asked for with another."""
 
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -60,7 +62,9 @@ class HttpApp:
         try:
             await self._endpoint(scope)(scope, receive, send)
         except ServingError as error:
-            await _send_error(send, error, openai_chat.CODEC)
+            # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
+            allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
+            await _send_error(send, error, openai_chat.CODEC, allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -74,6 +78,7 @@ class HttpApp:
             raise NotFound(f"There is no {path} here. Routes: {', '.join(self._routes)}.")
         endpoint = methods.get("GET" if method == "HEAD" else method)
         if endpoint is None:
+            scope[ALLOWED] = list(methods)
             raise MethodNotAllowed(f"{path} takes {' or '.join(methods)}, not {method}.")
         return endpoint
 
@@ -154,6 +159,8 @@ class EventStream:
     """One SSE answer: headers at the first frame or after `headers_after_s`, then keep-alives through every silence.
 
     The timer is one `call_later` per silence, not a task per frame; the lock keeps keep-alives from overtaking headers.
+    It also cuts off a client that has not taken a write for `stalled_client_s`: the block is cancelled, and ends with
+    `ClientGone`.
     """
 
     def __init__(self, send: Send, encoder: Encoder, settings: GatewaySettings) -> None:
@@ -163,11 +170,15 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._last_write = self._loop.time()
+        self._writing_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
+        self._block: asyncio.Task[Any] | None = None
+        self._stalled = False
         self.started = False
 
     async def __aenter__(self) -> EventStream:
+        self._block = asyncio.current_task()
         self._arm(self._settings.headers_after_s)
         return self
 
@@ -177,6 +188,8 @@ class EventStream:
         if self._beat is not None:
             self._beat.cancel()
             await asyncio.gather(self._beat, return_exceptions=True)
+        if self._stalled and self._block is not None and self._block.uncancel() == 0:
+            raise ClientGone from None
         if exc_type is None:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -194,8 +207,9 @@ class EventStream:
                 self._arm(self._settings.keepalive_s)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if data:
-                self._last_write = self._loop.time()
+                self._last_write = self._writing_since = self._loop.time()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                self._writing_since = None
 
     def _arm(self, delay: float) -> None:
         if self._timer is not None:
@@ -203,15 +217,20 @@ class EventStream:
         self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        silence = self._loop.time() - self._last_write
-        if self.started and silence < self._settings.keepalive_s:
-            self._arm(self._settings.keepalive_s - silence)
-        elif self._beat is None or self._beat.done():  # one that still waits for the client arms the timer itself
-            self._beat = self._loop.create_task(self._keep_alive())
-
-    async def _keep_alive(self) -> None:
-        await self._put(self._encoder.keepalive())
-        self._arm(self._settings.keepalive_s)
+        now, delay = self._loop.time(), self._settings.keepalive_s
+        if self._writing_since is not None:
+            left = self._writing_since + self._settings.stalled_client_s - now
+            if left <= 0:
+                assert self._block is not None
+                self._stalled = True
+                self._block.cancel()
+                return
+            delay = min(delay, left)
+        elif self.started and (silence := now - self._last_write) < delay:
+            delay -= silence
+        else:
+            self._beat = self._loop.create_task(self._put(self._encoder.keepalive()))
+        self._arm(delay)
 
 
 _STREAM_HEADERS = [
@@ -267,8 +286,10 @@ async def _send_json(send: Send, status: int, body: bytes, headers: Sequence[tup
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _send_error(send: Send, error: ServingError, codec: Codec[Any]) -> None:
-    headers = []
+async def _send_error(
+    send: Send, error: ServingError, codec: Codec[Any], extra: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = list(extra)
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     await _send_json(send, error.status, codec.error(error), headers)

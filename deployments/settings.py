@@ -35,6 +35,9 @@ class GatewaySettings(_Settings):
         600.0, gt=0, description="How long a request may wait for a replica and its prefill before it fails with 504."
     )
     retries: int = Field(2, ge=0, description="Times a request moves to another replica before its first frame.")
+    stalled_client_s: float = Field(
+        60.0, gt=0, description="How long a client may leave a write of its stream untaken before it is cut off."
+    )
     stream_buffer_frames: int = Field(
         4096, gt=0, description="Engine steps kept for a client that does not read; past it the stream is cut off."
     )

@@ -257,6 +257,7 @@ async def test_a_model_there_is_not_is_not_called(make: Make) -> None:
 
 LOST = [
     ActorDiedError(),
+    ObjectLostError("secret detail", None, ""),
     ActorUnavailableError("gone", actor_id=None),
     ReplicaUnavailableError("r"),
     RequestCancelledError("q"),
@@ -323,7 +324,6 @@ MAPPED: list[tuple[Exception, type[ServingError]]] = [
     (DeploymentUnavailableError(DeploymentID("Model", "m")), Unavailable),
     (RayTaskError("generate", "secret detail", ValueError("secret detail")), InternalError),
     (RayServeException("secret detail"), InternalError),
-    (ObjectLostError("secret detail", None, ""), InternalError),
     (RuntimeError("secret detail"), InternalError),
     (InvalidRequest("raised as it is", param="n"), InvalidRequest),
 ]
@@ -425,6 +425,7 @@ async def test_a_client_that_does_not_read_is_cut_off(make: Make) -> None:
             await anext(stream)
             more.set()
             await settle(200)
+            assert handle.responses[0].cancelled, "the slot is free before anybody comes to read"
             with pytest.raises(ClientTooSlow):
                 await anext(stream)
         assert handle.responses[0].cancelled

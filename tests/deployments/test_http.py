@@ -527,10 +527,21 @@ async def test_keep_alives_do_not_pile_up_for_a_client_that_does_not_read() -> N
     await eventually(lambda: exchange.sent)
     for _ in range(10):
         await asyncio.sleep(0.002)
-        beats = [t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__name__", "") == "_keep_alive"]
+        beats = [t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__name__", "") == "_put"]
         assert len(beats) == 1
     exchange.disconnect()
     await exchange.done()
+
+
+async def test_a_client_that_takes_nothing_for_too_long_is_cut_off_and_its_generation_ends() -> None:
+    gate = asyncio.Event()
+    exchange, pool = begin([STARTED, gate, text("a"), asyncio.Event()], keepalive_s=0.01, stalled_client_s=0.05)
+    await eventually(lambda: exchange.sent)
+    exchange.reading.clear()
+    gate.set()
+    await exchange.done()
+    assert pool.open == 0
+    assert exchange.sent[-1].get("more_body") is not False
 
 
 # --- clients that leave -----------------------------------------------------------------------------------------------

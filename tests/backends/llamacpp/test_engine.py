@@ -116,7 +116,7 @@ async def test_eight_at_once_take_the_steps_of_one(backend: LlamaCppBackend) -> 
 
 
 async def test_the_same_steps_give_the_same_bits(model: Model) -> None:
-    """What is guaranteed. Each call computes a prompt next to others and then generates, in steps of the same shapes."""
+    """What is guaranteed: each run computes three prompts together and then generates, in steps of the same shapes."""
     prompts = [
         model.tokenize(f"{LONG * 6}Tell me about {subject}.", add_special=False, parse_special=False)
         for subject in SUBJECTS[:3]
