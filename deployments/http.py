@@ -202,14 +202,15 @@ class EventStream:
 
     async def _put(self, data: bytes) -> None:
         async with self._lock:
+            self._writing_since = self._loop.time()
             if not self.started:
                 self.started = True
                 self._arm(self._settings.keepalive_s)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if data:
-                self._last_write = self._writing_since = self._loop.time()
+                self._last_write = self._loop.time()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
-                self._writing_since = None
+            self._writing_since = None
 
     def _arm(self, delay: float) -> None:
         if self._timer is not None:

@@ -29,7 +29,7 @@ def run(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[str, str | No
 
 
 def reference(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The definition: read character by character; the first complete stop string ends it, the longest if several do."""
+    """The definition: read character by character; the first complete stop string ends it, the longest of several."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if complete:
