@@ -37,7 +37,7 @@ from protocols.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 log = logging.getLogger(__name__)
 
 _INLINE_CHARS = 4096
-"""Prompts up to this size are rendered and tokenised in under a millisecond; larger ones leave the event loop."""
+"""Prompts up to this size are rendered and tokenised in a millisecond or two; larger ones leave the event loop."""
 
 
 class _Loaded(msgspec.Struct, frozen=True):

@@ -11,10 +11,11 @@ What greedy decoding guarantees: the same steps give the same bits, other steps 
 the shape of a batch, and a prompt's chunks depend on what else is running and on what its slot remembers. Measured
 (SmolLM2-135M Q4_1, AVX-512, flash attention, one KV cache per slot): a request repeated alone always repeated its
 tokens; the logits of a generated token were bit-identical with 0 to 7 neighbours; so were those of a 17-token prompt,
-however it was cut; but those of a 178-token prompt moved by up to 0.7 between chunks of 512, 64, 16 and 1, because
-attention over many tokens at once is another kernel. Of 8 greedy answers to 260-token prompts, generated all at once,
-8 left their lone versions at some token (the 1st to the 60th), each time between candidates at most 0.12 apart; of 8
-to 38-token prompts, none did. With weights repacked for the CPU the number of neighbours matters too.
+however it was cut; but those of a 178-token prompt moved by up to 0.7 between chunks of 512, 64, 16 and 1. Flash
+attention is what differs: without it, chunks of 512, 64 and 16 gave the same bits, and only single tokens others.
+Of 8 greedy answers to 260-token prompts, generated all at once, 8 left their lone versions at some token (the 1st to
+the 60th), each time between candidates at most 0.12 apart; of 8 to 38-token prompts, none did. Repacked weights and
+GPUs have other kernels, and were not measured.
 """
 
 from __future__ import annotations
