@@ -74,23 +74,119 @@ class TokenPrompt(msgspec.Struct, frozen=True, tag="tokens"):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class TokenBias(msgspec.Struct, frozen=True, tag="token"):
+    """Added to the token's logit before anything else; minus infinity bans it."""
+
+    token: int
+    bias: float
+
+
+class TextBias(msgspec.Struct, frozen=True, tag="text"):
+    """The same for every token of `text`, tokenised without special tokens."""
+
+    text: str
+    bias: float
+
+
+LogitBias = TokenBias | TextBias
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. `None` means the model's own default. `temperature` 0 is greedy."""
+    """How the next token is chosen. `None` means the model's own default. `temperature` 0 is greedy.
+
+    `samplers` names the truncation samplers in the order they run. Penalties look at the last `repeat_last_n` tokens.
+    """
 
     temperature: float | None = None
-    top_p: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     top_k: int | None = None
+    top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    min_keep: int | None = None
+    samplers: tuple[str, ...] | None = None
+    logit_bias: tuple[LogitBias, ...] | None = None
     seed: int | None = None
+
+
+class LogprobOptions(msgspec.Struct, frozen=True):
+    """Probabilities to report with each token: its own and the `top` likeliest, before or after the samplers ran."""
+
+    top: int
+    after_sampling: bool = False
+
+
+class GrammarTrigger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What wakes a lazy grammar. `token` is the id for kind `token`; `value` the word or the regular expression."""
+
+    kind: Literal["token", "word", "pattern", "pattern_full"]
+    value: str = ""
+    token: int | None = None
+
+
+class GbnfConstraint(msgspec.Struct, frozen=True, omit_defaults=True, tag="gbnf"):
+    """The answer must match a GBNF grammar: all of it, or when `lazy` what follows the first trigger."""
+
+    text: str
+    lazy: bool = False
+    triggers: tuple[GrammarTrigger, ...] = ()
+    preserved_tokens: tuple[str, ...] = ()
+
+
+class JsonSchemaConstraint(msgspec.Struct, frozen=True, tag="json_schema"):
+    """The answer must be a JSON document that the schema accepts."""
+
+    schema: Any
+
+
+Constraint = GbnfConstraint | JsonSchemaConstraint
+
+
+class LoraScale(msgspec.Struct, frozen=True, array_like=True):
+    """How strongly adapter number `id` of the model applies to a request."""
+
+    id: int
+    scale: float
+
+
+class SlotOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Wishes about the slot and its KV cache, for engines that have slots.
+
+    `id` forces a slot. `reuse` False computes the whole prompt. `shift` lets a full context drop `discard` tokens (0: half
+    of those that may go) behind the first `keep` (-1: the prompt) and go on; None is the model's setting.
+    """
+
+    id: int | None = None
+    reuse: bool = True
+    shift: bool | None = None
+    keep: int = 0
+    discard: int = 0
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """One generation. `id` names it in logs on every layer; `model` is the id the client asked for.
 
     `max_tokens` None means as many as the context holds. `ignore_eos` keeps generating past end-of-generation tokens.
+    `stop_indent` > 0 ends at the first later line that begins with fewer blanks; `max_predict_ms` ends at the first new
+    line after that time. `lora` None means the adapters as they are set for all. `speculate` None is the model's setting.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
     after them and emits nothing for them.
     """
@@ -104,3 +200,10 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 1
     ignore_eos: bool = False
     resume: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    logprobs: LogprobOptions | None = None
+    slot: SlotOptions = SlotOptions()
+    lora: tuple[LoraScale, ...] | None = None
+    speculate: bool | None = None
+    stop_indent: int = 0
+    max_predict_ms: float | None = None

@@ -17,18 +17,24 @@ The result is the grammar with its repetitions and groups unfolded into plain ru
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-import msgspec
-
+from backends.llamacpp.gbnf_rules import (
+    ANY_CHAR,
+    MAX_ELEMENTS,
+    Alternate,
+    CharSet,
+    Ref,
+    Rules,
+    TokenRef,
+    check,
+    flatten,
+    invalid,
+)
 from protocols.errors import InvalidRequest
 
-MAX_BYTES = 512 * 1024
+MAX_BYTES = 256 * 1024
 MAX_NESTING = 100
-MAX_ELEMENTS = 250_000
-MAX_LEFT_PATHS = 50_000
-MAX_LEFT_DEPTH = 2_500
 MAX_REPEATS = 2_000
 """llama.cpp's own: above it, `{m,n}` loses its upper bound without a word, and a product of repetitions is refused."""
 
@@ -38,94 +44,24 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _END_OF_TEXT = "\0"
 
 
-class CharSet(msgspec.Struct, frozen=True):
-    """One character. `ranges` are code points, both ends included."""
-
-    ranges: tuple[tuple[int, int], ...]
-    negated: bool = False
-
-    def matches(self, char: int) -> bool:
-        return any(low <= char <= high for low, high in self.ranges) is not self.negated
-
-    def may_match(self, low: int, high: int) -> bool:
-        """Whether a character that is only known to lie in this range may match; llama.cpp's approximation."""
-        return any(low <= last and first <= high for first, last in self.ranges) is not self.negated
-
-
-class Ref(msgspec.Struct, frozen=True):
-    rule: int
-
-
-class TokenRef(msgspec.Struct, frozen=True):
-    """`<text>` or `<[id]>`: one token as a whole; negated, any one other token."""
-
-    token: str | int
-    negated: bool = False
-
-
-class End(msgspec.Struct, frozen=True):
-    """Closes each alternate."""
-
-
-END = End()
-ANY_CHAR = CharSet(((0, 0x10FFFF),))
-Symbol = Ref | CharSet | TokenRef | End
-
-
-class Rules(msgspec.Struct, frozen=True):
-    """`symbols` is every alternate of every rule, one after the other; `starts[rule]` is where its alternates begin."""
-
-    names: tuple[str, ...]
-    starts: tuple[tuple[int, ...], ...]
-    symbols: tuple[Symbol, ...]
-    root: int
-    endless: tuple[str, ...]
-    """Rules that no finite text can satisfy. llama.cpp takes them; text under them never ends by itself."""
-
-    @property
-    def tokens(self) -> Iterator[TokenRef]:
-        return (symbol for symbol in self.symbols if isinstance(symbol, TokenRef))
-
-
-Alternate = list[Symbol]
-
-
 @lru_cache(maxsize=64)
 def parse(text: str) -> Rules:
     """`InvalidRequest` if the grammar is wrong, or larger or more tangled than llama.cpp can bear."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        raise _invalid(f"it has more than {MAX_BYTES} bytes")
+        raise invalid(f"it has more than {MAX_BYTES} bytes")
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise _invalid("it contains a character that cannot be part of text (NUL or a lone surrogate)")
+        raise invalid("it contains a character that cannot be part of text (NUL or a lone surrogate)")
     parser = _Parser(text)
     parser.run()
     names = list(parser.ids)
     rules: list[list[Alternate]] = []
     for name, rule in parser.ids.items():
         if rule not in parser.rules:
-            raise _invalid(f"the rule '{name}' is used but not defined")
+            raise invalid(f"the rule '{name}' is used but not defined")
         rules.append(parser.rules[rule])
     if "root" not in parser.ids:
-        raise _invalid("there is no rule 'root'")
-    return _flat(names, rules, parser.ids["root"], _check(names, rules))
-
-
-def _flat(names: list[str], rules: list[list[Alternate]], root: int, endless: Iterable[int]) -> Rules:
-    symbols: list[Symbol] = []
-    starts = []
-    for alternates in rules:
-        begin = []
-        for alternate in alternates:
-            begin.append(len(symbols))
-            symbols += [*alternate, END]
-        starts.append(tuple(begin))
-    # A generated rule is called like the one it was written in, and a number.
-    named = tuple(dict.fromkeys(names[rule].partition("_")[0] for rule in endless))
-    return Rules(tuple(names), tuple(starts), tuple(symbols), root, named)
-
-
-def _invalid(why: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid grammar: {why}.", param="grammar")
+        raise invalid("there is no rule 'root'")
+    return flatten(names, rules, parser.ids["root"], check(names, rules))
 
 
 class _Parser:
@@ -156,7 +92,7 @@ class _Parser:
     def _error(self, why: str) -> InvalidRequest:
         before = self._text[: self._pos]
         column = self._pos - (before.rfind("\n") + 1) + 1
-        return _invalid(f"line {before.count(chr(10)) + 1}, column {column}: {why}")
+        return invalid(f"line {before.count(chr(10)) + 1}, column {column}: {why}")
 
     def _peek(self) -> str:
         return self._text[self._pos] if self._pos < len(self._text) else _END_OF_TEXT
@@ -352,42 +288,3 @@ class _Parser:
         self._elements += size * times
         if self._elements > MAX_ELEMENTS:
             raise self._error(f"the grammar unfolds to more than {MAX_ELEMENTS} elements")
-
-
-# --- checks of the whole ---------------------------------------------------
-
-
-class _Left(msgspec.Struct, frozen=True):
-    """`rule` may be the first thing that an alternate of another rule meets."""
-
-    rule: int
-    hidden: bool  # behind something that may be empty
-    more: bool  # and something follows, to be remembered meanwhile
-
-
-def _check(names: list[str], rules: list[list[Alternate]]) -> list[int]:
-    """Raises for what llama.cpp cannot bear. Returns the rules that no finite text satisfies."""
-    nullable = _fixpoint(rules, lambda alternate, known: all(isinstance(s, Ref) and s.rule in known for s in alternate))
-
-    def begins(alternate: Alternate, known: set[int]) -> bool:
-        for symbol in alternate:
-            if not isinstance(symbol, Ref) or symbol.rule in known:
-                return True
-            if symbol.rule not in nullable:
-                return False
-        return False
-
-    begun = _fixpoint(rules, begins)
-    for rule, name in enumerate(names):
-        if rule not in begun and rule not in nullable:
-            raise _invalid(f"the rule '{name.partition('_')[0]}' leads to itself before it reaches any text")
-    left = [list(_left_edges(alternates, nullable)) for alternates in rules]
-    plain = [[edge for edge in edges if not edge.hidden] for edges in left]
-    for component, edges in ((c, e) for e in (plain, left) for c in _components(e)):
-        inside = set(component)
-        for rule in component:
-            if any(edge.rule in inside and (edge.more or edges is plain) for edge in edges[rule]):
-                raise _invalid(f"the rule '{names[rule].partition('_')[0]}' is left-recursive: it begins with itself")
-    _check_size(names, left, rules)
-    finite = _fixpoint(rules, lambda alternate, known: all(not isinstance(s, Ref) or s.rule in known for s in alternate))
-    return [rule for rule in range(len(rules)) if rule not in finite]

@@ -77,6 +77,11 @@ def config(step_channel: bool) -> dict[str, object]:
     }
 
 
+def _heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and the servers here are stopped by it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[int]:
     """A fresh Ray with the leg's front and application; yields the id of the process all others descend from."""
@@ -96,7 +101,9 @@ def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[int]:
             ready = "Tokenyard is ready"
         log = Path(folder) / "log"
         with log.open("wb") as out:
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, env=environment, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_heed_interrupts
+            )
         try:
             deadline = time.monotonic() + 120
             while ready not in log.read_text(errors="replace"):
