@@ -170,8 +170,8 @@ class LoraScale(msgspec.Struct, frozen=True, array_like=True):
 class SlotOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Wishes about the slot and its KV cache, for engines that have slots.
 
-    `id` forces a slot. `reuse` False computes the whole prompt. `shift` lets a full context drop `discard` tokens (0: half
-    of those that may go) behind the first `keep` (-1: the prompt) and go on; None is the model's setting.
+    `id` forces a slot. `reuse` False computes the whole prompt. `shift` lets a full context drop `discard` tokens (0:
+    half of those that may go) behind the first `keep` (-1: the prompt) and go on; None is the model's setting.
     """
 
     id: int | None = None
@@ -185,8 +185,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """One generation. `id` names it in logs on every layer; `model` is the id the client asked for.
 
     `max_tokens` None means as many as the context holds. `ignore_eos` keeps generating past end-of-generation tokens.
-    `stop_indent` > 0 ends at the first later line that begins with fewer blanks; `max_predict_ms` ends at the first new
-    line after that time. `lora` None means the adapters as they are set for all. `speculate` None is the model's setting.
+    `stop_indent` > 0 ends at the first later line that begins with fewer blanks; `max_predict_ms` ends at the first
+    new line after that time. `lora` None means the adapters set for all, `speculate` None the model's setting.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
     after them and emits nothing for them.
     """
