@@ -206,7 +206,8 @@ def require_venv_module() -> None:
         ) from None
 
 
-def require_compiler() -> None:
+def require_compiler() -> str:
+    """What the compiler says of itself."""
     named = os.environ.get("CXX", "").strip()
     for command in [named] if named else ["c++", "g++", "clang++"]:
         with contextlib.suppress(OSError, ValueError):  # ValueError: $CXX with a quote that is never closed
@@ -214,16 +215,37 @@ def require_compiler() -> None:
             asked = subprocess.run(
                 [*shlex.split(command), "--version"],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             if asked.returncode == 0:
-                return
+                return asked.stdout.decode(errors="replace")
     fault = f"CXX is {named!r}, which does not run" if named else "there is no C++ compiler"
     raise Refused(
         f"{COMPILED} has to be compiled, and {fault}: install one "
         "(Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
     )
+
+
+def compiler_flags(compiler: str, cpu: str) -> "dict[str, str]":
+    """Environment for the build of COMPILED, from the compiler's version text and /proc/cpuinfo.
+
+    GCC up to 12 miscompiles llama.cpp's AMX kernels: it drops stores to the tile configuration, and the first decode
+    ends the process with an illegal instruction. Without AMX the AVX-512 kernels do the work, repacked weights included.
+    Whoever sets CFLAGS or CXXFLAGS decides for themselves.
+    """
+    version = None if "clang" in compiler else re.search(r"\)\s+(\d+)\.", compiler)
+    if version is None or int(version.group(1)) > 12 or "amx_tile" not in cpu:
+        return {}
+    flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    return {name: flags for name in ("CFLAGS", "CXXFLAGS") if not os.environ.get(name)}
+
+
+def cpu_info() -> str:
+    try:
+        return read("/proc/cpuinfo").decode(errors="replace")
+    except OSError:
+        return ""  # no Linux, and so no AMX
 
 
 def require_disk() -> None:
@@ -267,8 +289,9 @@ def install(extras: "set[str]") -> None:
     recompiles = compiles and cmake_args() not in ("", stamp.get("cmake_args"))
     if fault:
         require_venv_module()
+    flags: dict[str, str] = {}
     if recompiles or (compiles and (fault or not has_compiled())):
-        require_compiler()
+        flags = compiler_flags(require_compiler(), cpu_info())
     require_disk()
 
     with contextlib.suppress(FileNotFoundError):
@@ -283,9 +306,9 @@ def install(extras: "set[str]") -> None:
         pip += ["--progress-bar", "off", "--constraint", CONSTRAINTS]
         if recompiles:
             # A wheel in pip's cache was built with other arguments, and one built with these must not get in there.
-            run([*pip, "--no-cache-dir", "--force-reinstall", "--no-deps", COMPILED], log, progress)
+            run([*pip, "--no-cache-dir", "--force-reinstall", "--no-deps", COMPILED], log, progress, flags)
         target = ".[" + ",".join(sorted(extras)) + "]" if extras else "."
-        run([*pip, "--editable", target], log, progress)
+        run([*pip, "--editable", target], log, progress, flags)
         write_stamp(extras, cmake_args() or stamp.get("cmake_args", ""))
         progress.finish("installed into .venv")
 
@@ -315,7 +338,7 @@ def write_stamp(extras: "set[str]", cmake: str) -> None:
     os.replace(part, STAMP)
 
 
-def run(command: "list[str]", log: BinaryIO, progress: "Progress") -> None:
+def run(command: "list[str]", log: BinaryIO, progress: "Progress", environment: "dict[str, str] | None" = None) -> None:
     """Runs to the end, or not at all: on any way out, `command` and all that it started are gone."""
     log.write(("$ " + " ".join(map(shlex.quote, command)) + "\n").encode())
     log.flush()
@@ -323,6 +346,7 @@ def run(command: "list[str]", log: BinaryIO, progress: "Progress") -> None:
     process = subprocess.Popen(
         command,
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

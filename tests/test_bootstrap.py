@@ -424,3 +424,31 @@ def test_on_a_terminal_one_line_that_fits_and_goes(module: ModuleType) -> None:
     assert "\n" not in shown
     assert shown.startswith("\r\x1b[Ktokenyard: ") and shown.endswith("\r\x1b[K")
     assert len(shown) < 300
+
+
+GCC_12 = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
+AMX = "flags : avx512f amx_bf16 avx512_fp16 amx_tile amx_int8"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "cpu", "spared"),
+    [
+        (GCC_12, AMX, True),
+        ("g++ (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)", AMX, True),
+        ("c++ (Ubuntu 13.2.0-4ubuntu3) 13.2.0", AMX, False),
+        ("Debian clang version 14.0.6", AMX, False),
+        ("Apple clang version 15.0.0 (clang-1500.3.9.4)", "", False),
+        (GCC_12, "flags : avx2 avx512f", False),
+    ],
+)
+def test_kernels_that_the_compiler_gets_wrong_are_left_out(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, compiler: str, cpu: str, spared: bool
+) -> None:
+    monkeypatch.delenv("CFLAGS", raising=False)
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    flags = module.compiler_flags(compiler, cpu)
+    assert bool(flags) is spared
+    if spared:
+        assert set(flags) == {"CFLAGS", "CXXFLAGS"} and "-mno-amx-tile" in flags["CXXFLAGS"]
+        monkeypatch.setenv("CXXFLAGS", "-O2")
+        assert set(module.compiler_flags(compiler, cpu)) == {"CFLAGS"}
