@@ -231,7 +231,7 @@ def compiler_flags(compiler: str, cpu: str) -> "dict[str, str]":
     """Environment for the build of COMPILED, from the compiler's version text and /proc/cpuinfo.
 
     GCC up to 12 miscompiles llama.cpp's AMX kernels: it drops stores to the tile configuration, and the first decode
-    ends the process with an illegal instruction. Without AMX the AVX-512 kernels do the work, repacked weights included.
+    ends the process with an illegal instruction. Without AMX the AVX-512 kernels do the work, repacked weights too.
     Whoever sets CFLAGS or CXXFLAGS decides for themselves.
     """
     version = None if "clang" in compiler else re.search(r"\)\s+(\d+)\.", compiler)
