@@ -15,9 +15,7 @@ import asyncio
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.processes import child, wait_for_output
 from benchmarks.relay.load import LoadResult, load
 
 PORT = 8000
@@ -77,44 +76,26 @@ def config(step_channel: bool) -> dict[str, object]:
     }
 
 
-def _heed_interrupts() -> None:
-    """A shell starts background jobs with SIGINT ignored, and the servers here are stopped by it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @contextmanager
 def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[int]:
     """A fresh Ray with the leg's front and application; yields the id of the process all others descend from."""
     with tempfile.TemporaryDirectory() as folder:
-        bin_folder = Path(sys.executable).parent
-        environment = dict(os.environ)
+        environment: dict[str, str] = {}
         if leg.prototype:
-            assert prototype is not None
-            environment |= {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1", "DT": str(STEP_S)}
-            environment |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3"}
-            command = [str(bin_folder / "serve"), "run", "--app-dir", str(prototype), "step_channel:app"]
+            folder = str(prototype)
+            environment = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1", "DT": str(STEP_S)}
+            environment |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3", "PYTHONPATH": folder}
+            command = [str(Path(sys.executable).parent / "serve"), "run", "--app-dir", folder, "step_channel:app"]
             ready = "Deployed app"
         else:
             path = Path(folder) / "relay.yaml"
             path.write_text(json.dumps(config(leg.step_channel)))
             command = [sys.executable, "-m", "deployments.cli", "serve", str(path), "--front", leg.front]
             ready = "Tokenyard is ready"
-        log = Path(folder) / "log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, env=environment, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_heed_interrupts
-            )
-        try:
-            deadline = time.monotonic() + 120
-            while ready not in log.read_text(errors="replace"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"{leg.name} did not start:\n{log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.2)
+        with child(command, environment) as server:
+            wait_for_output(ready, server)
             time.sleep(SETTLE_S)
-            yield process.pid
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=120)
+            yield server.pid
 
 
 def measure(leg: Leg, args: argparse.Namespace) -> LoadResult:

