@@ -86,7 +86,7 @@ def system_under_test(leg: Leg, prototype: Path | None) -> Iterator[int]:
             environment = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1", "DT": str(STEP_S)}
             environment |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3", "PYTHONPATH": folder}
             command = [str(Path(sys.executable).parent / "serve"), "run", "--app-dir", folder, "step_channel:app"]
-            ready = "Deployed app"
+            ready = "is ready at"
         else:
             path = Path(folder) / "relay.yaml"
             path.write_text(json.dumps(config(leg.step_channel)))
@@ -133,10 +133,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prototype", type=Path, help="folder with step_channel.py, to run it beside")
+    parser.add_argument("--only", default="", help="run only the ways whose name has this in it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    legs = [*OURS, PROTOTYPE] if args.prototype else list(OURS)
+    legs = [leg for leg in ([*OURS, PROTOTYPE] if args.prototype else OURS) if args.only in leg.name]
     results: dict[str, list[LoadResult]] = {leg.name: [] for leg in legs}
     for repeat in range(args.repeats):
         for number, leg in enumerate(legs if repeat % 2 == 0 else legs[::-1]):

@@ -12,13 +12,16 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import time
 from urllib.parse import urlsplit
 
 import msgspec
 import psutil
 
-TOKEN = b'"delta":{"content":"'
+TOKENS = re.compile(rb'"delta": ?\{"content": ?"[^"]')
+"""A content delta that is not empty, as compact and as spaced JSON writes it."""
+_OVERLAP = 24
 
 
 class StreamResult(msgspec.Struct):
@@ -76,16 +79,15 @@ async def stream(host: str, port: int, path: str, body: bytes) -> StreamResult:
     while chunk := await reader.read(65536):
         now = time.perf_counter()
         window = tail + chunk
-        # The tail is shorter than the marker, so nothing is counted twice.
-        found = window.count(TOKEN)
-        tail = window[-(len(TOKEN) - 1) :]
-        if found > 0:
+        ends = [match.end() for match in TOKENS.finditer(window)]
+        tail = window[max(len(window) - _OVERLAP, *ends[-1:], 0) :]  # what was counted is not seen again
+        if ends:
             if tokens == 0:
                 ttft = now - began
             else:
                 gaps.append(now - last)
             last = now
-            tokens += found
+            tokens += len(ends)
     writer.close()
     return StreamResult(ttft, gaps, tokens, complete=b"[DONE]" in tail)
 
