@@ -59,7 +59,16 @@ def test_everything() -> None:
         ignore_eos=True,
         n=1,
     )
-    assert request.sampling == Sampling(1.0, 0.5, 40, 0.1, -2.0, 2.0, 1.1, -1)
+    assert request.sampling == Sampling(
+        temperature=1.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        repeat_penalty=1.1,
+        seed=-1,
+    )
     assert isinstance(request.sampling.temperature, float)
     assert request.stop == ("a", "b")
     assert request.max_tokens == 7
