@@ -26,7 +26,10 @@ from backends.llamacpp.bindings import (
     init_native,
 )
 from backends.llamacpp.engine import Engine
-from backends.llamacpp.sampling import SamplerParams
+from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
+from backends.llamacpp.prompt_cache import PromptCache
+from backends.llamacpp.runner import Runner
+from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.model_source import resolve_model
@@ -57,20 +60,23 @@ class LlamaCppBackend:
 
     async def start(self) -> ModelCard:
         self._loaded = await asyncio.to_thread(_load, self._settings)
-        self._engine = Engine(
+        runner = Runner(
             self._loaded.model,
             self._loaded.context,
             context_length=self._loaded.card.context_length,
             prefill_chunk=self._settings.prefill_chunk,
+            prefix_sharing=self._settings.prefix_sharing,
+            prompts=_prompt_cache(self._settings, self._loaded.context),
         )
+        self._engine = Engine(runner, context_shift=self._settings.context_shift)
         self._engine.start()
         return self._loaded.card
 
     async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         loaded, engine = self._alive()
-        if request.n > 1:
-            raise InvalidRequest("This model produces one choice per request", param="n")
-        params = SamplerParams.of(request.sampling)
+        _check_slots(request, loaded.card.slots)
+        check_limits(request)
+        sampling = await self._sampling(request)
         prompt = await self._tokens(request)
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
@@ -78,21 +84,26 @@ class LlamaCppBackend:
             Generation(
                 id=request.id,
                 prompt=prompt,
-                params=params,
+                sampling=sampling,
                 max_tokens=request.max_tokens,
                 stop=request.stop,
                 ignore_eos=request.ignore_eos,
                 resume=_checked(request.resume, loaded.model, "resume"),
+                stop_indent=request.stop_indent,
+                max_predict_ms=request.max_predict_ms,
+                n=request.n,
+                slot=request.slot,
             )
         )
+        open_choices = request.n
         try:
-            while True:
+            while open_choices:
                 item = await stream.items.get()
                 if isinstance(item, ServingError):
                     raise item
                 yield item
                 if item.events and isinstance(item.events[-1], Finished):
-                    return
+                    open_choices -= 1
         finally:
             engine.cancel(stream)
 
@@ -126,6 +137,13 @@ class LlamaCppBackend:
         if self._engine.failure is not None:
             raise Unavailable(self._engine.failure)
         return self._loaded, self._engine
+
+    async def _sampling(self, request: Request) -> SamplerSpec:
+        """What `request` says about its tokens. Grammars and long lists take a while, so they leave the event loop."""
+        loaded, _ = self._alive()
+        if is_quick(request):
+            return sampler_spec(loaded.model, request)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, sampler_spec, loaded.model, request)
 
     async def _tokens(self, request: Request) -> Tokens:
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""
@@ -175,6 +193,7 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
             micro_batch_size=settings.micro_batch_size,
             threads=settings.threads or available_cores(),
             unified_kv=settings.unified_kv,
+            kv_size=settings.kv_size,
             flash_attention=settings.flash_attention,
             cache_type_k=settings.cache_type_k,
             cache_type_v=settings.cache_type_v,
@@ -214,6 +233,22 @@ def available_cores() -> int:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, max(int(quota) // int(period), 1))
     return cores
+
+
+def _prompt_cache(settings: LlamaCppSettings, context: Context) -> PromptCache | None:
+    if not settings.prompt_cache_mib:
+        return None
+    tokens = context.kv_size if settings.prompt_cache_tokens is None else settings.prompt_cache_tokens
+    return PromptCache(limit_size=max(settings.prompt_cache_mib, 0) * 2**20, limit_tokens=tokens)
+
+
+def _check_slots(request: Request, slots: int) -> None:
+    if request.n > slots:
+        raise InvalidRequest(f"This model produces at most {slots} choices per request", param="n")
+    if request.n > 1 and request.resume:
+        raise InvalidRequest("A request with several choices cannot be resumed", param="n")
+    if request.slot.id is not None and not 0 <= request.slot.id < slots:
+        raise InvalidRequest(f"There is no slot {request.slot.id}: this model has {slots}", param="id_slot")
 
 
 # --- prompts ---------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
+State = npt.NDArray[np.uint8]
 
 log = logging.getLogger("backends.llamacpp.native")
 
@@ -107,6 +108,7 @@ class Model:
         self.bos_text = self._special_text(c.llama_vocab_bos(self.vocab))
         self.eos_text = self._special_text(c.llama_vocab_eos(self.vocab))
         self.end_tokens = frozenset(t for t in range(self.vocab_size) if c.llama_vocab_is_eog(self.vocab, t))
+        self.suppressed_tokens = self._suppressed_tokens()
         self._pieces: list[bytes | None] = [None] * self.vocab_size
 
     @property
@@ -132,6 +134,16 @@ class Model:
         if cached is None:
             cached = self._pieces[token] = self._read_piece(token, special=False)
         return cached
+
+    def special_piece(self, token: int) -> bytes:
+        """The same, and for control tokens their name."""
+        return self._read_piece(token, special=True)
+
+    def _suppressed_tokens(self) -> frozenset[int]:
+        """Those that the model must never generate, says its file."""
+        count = ctypes.c_int32(0)
+        tokens = c.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(count))
+        return frozenset(tokens[i] for i in range(count.value)) if tokens else frozenset()
 
     def _special_text(self, token: int) -> str:
         return self._read_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -210,7 +222,15 @@ NO_KV_SPACE = 1
 
 
 class Context:
-    """A KV cache for `sequences` sequences of `context_length` tokens each, and the computation over it."""
+    """A KV cache for `sequences` sequences of `context_length` tokens each, and the computation over it.
+
+    With `unified_kv` all sequences share one cache of `kv_size` tokens (default: room for all of them at full length).
+
+    Some changes only become real with the next `decode`: between caches of their own, a copy is a note to copy whole
+    buffers, and a shift a note to rotate keys. Until then, reading a target's state would give what was there before,
+    and what is written into a source or target would be copied or lost: `unsettled` names those sequences, and reading
+    and writing their states is refused.
+    """
 
     def __init__(
         self,
@@ -222,6 +242,7 @@ class Context:
         micro_batch_size: int,
         threads: int,
         unified_kv: bool = False,
+        kv_size: int | None = None,
         flash_attention: str = "auto",
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
@@ -230,6 +251,8 @@ class Context:
             raise LlamaCppError(f"{sequences} sequences; llama.cpp has 1 to {MAX_SEQUENCES}")
         params = c.llama_context_default_params()
         params.n_ctx = sequences * (-(-context_length // 256) * 256)  # a sequence's share is cut in units of 256
+        if unified_kv and kv_size is not None:
+            params.n_ctx = -(-kv_size // 256) * 256
         params.n_seq_max = sequences
         params.n_batch = batch_size
         params.n_ubatch = min(micro_batch_size, batch_size)
@@ -246,7 +269,11 @@ class Context:
         self._vocab_size = model.vocab_size
         self._decoded: Batch | None = None
         self.sequences = sequences
+        self.unified = unified_kv
+        self.kv_size = int(c.llama_n_ctx(self._context))
         self.sequence_length = int(c.llama_n_ctx_seq(self._context))
+        self.can_shift = bool(c.llama_memory_can_shift(self._memory))
+        self.unsettled: set[int] = set()
         self.batch_size = int(c.llama_n_batch(self._context))
 
     @property
@@ -260,6 +287,8 @@ class Context:
         batch.struct.n_tokens = batch.size
         code = int(c.llama_decode(self.handle, batch.struct))
         self._decoded = batch if code == DECODED else None
+        if code in (DECODED, NO_KV_SPACE):
+            self.unsettled.clear()
         return code
 
     def check_output(self, row: int) -> None:
@@ -282,6 +311,43 @@ class Context:
         self._check_sequence(sequence)
         c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Makes `target` the first `length` tokens of `source`. False: this model's states cannot be cut there."""
+        self._check_sequence(source)
+        self._check_sequence(target)
+        if source == target or not 0 < length <= self.length(source):
+            raise LlamaCppError(f"a copy of {length} tokens from sequence {source} to {target}")
+        self.forget(target)
+        if self.unified:
+            c.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        else:  # llama.cpp ends the process on anything but whole sequences
+            c.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            self.unsettled |= {source, target}
+        return self.truncate(target, length)
+
+    def shift(self, sequence: int, keep: int, count: int) -> None:
+        """Forgets `count` tokens behind the first `keep`; later ones move down. Only where `can_shift`."""
+        self._check_sequence(sequence)
+        if not self.can_shift or not 0 <= keep < keep + count <= self.length(sequence):
+            raise LlamaCppError(f"sequence {sequence} cannot drop {count} tokens behind {keep}")
+        c.llama_memory_seq_rm(self._memory, sequence, keep, keep + count)
+        c.llama_memory_seq_add(self._memory, sequence, keep + count, -1, -count)
+        self.unsettled.add(sequence)
+
+    def state_size(self, sequence: int) -> int:
+        self._check_sequence(sequence)
+        return int(c.llama_state_seq_get_size_ext(self.handle, sequence, 0))
+
+    def save(self, sequence: int, state: State) -> int:
+        """Writes the tokens' keys and values into `state`, which has `state_size` bytes. Returns how many it needed."""
+        self._check_settled(sequence)
+        return int(c.llama_state_seq_get_data_ext(self.handle, _bytes_of(state), len(state), sequence, 0))
+
+    def restore(self, sequence: int, state: State) -> int:
+        """Replaces what `sequence` holds. Returns the bytes read; fewer than `state` has: it holds nothing useful."""
+        self._check_settled(sequence)
+        return int(c.llama_state_seq_set_data_ext(self.handle, _bytes_of(state), len(state), sequence, 0))
+
     def length(self, sequence: int) -> int:
         """How many tokens of `sequence` the KV cache holds, given that they begin at position 0."""
         self._check_sequence(sequence)
@@ -292,10 +358,19 @@ class Context:
         if not 0 <= sequence < self.sequences:
             raise LlamaCppError(f"sequence {sequence} of {self.sequences}")
 
+    def _check_settled(self, sequence: int) -> None:
+        self._check_sequence(sequence)
+        if sequence in self.unsettled:
+            raise LlamaCppError(f"sequence {sequence} has changes that wait for the next decode")
+
     def close(self) -> None:
         if self._context:
             c.llama_free(self._context)
             self._context = self._memory = self._decoded = None
+
+
+def _bytes_of(state: State) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _not_null(pointer: Any, why: str) -> Any:

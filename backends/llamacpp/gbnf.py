@@ -44,7 +44,7 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _END_OF_TEXT = "\0"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # a large one takes some 20 MB
 def parse(text: str) -> Rules:
     """`InvalidRequest` if the grammar is wrong, or larger or more tangled than llama.cpp can bear."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:

@@ -53,7 +53,7 @@ class Matcher:
     def advance(self, state: State, token: int, piece: bytes) -> State | None:
         """The state after `token`, of which `piece` is the text that counts. None: the grammar forbids it here."""
         decoded = _decode(piece, state.partial, state.missing)
-        if decoded is None:
+        if decoded is None or not piece:
             return None
         chars, partial, missing = decoded
         stacks, by_token = state.stacks, _EMPTY

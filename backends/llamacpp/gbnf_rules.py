@@ -12,7 +12,7 @@ import msgspec
 
 from protocols.errors import InvalidRequest
 
-MAX_ELEMENTS = 250_000
+MAX_ELEMENTS = 100_000
 MAX_LEFT_PATHS = 50_000
 MAX_LEFT_DEPTH = 2_500
 

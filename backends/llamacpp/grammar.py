@@ -46,7 +46,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Next(NamedTuple):
-    """What accepting `token` leads to. `fed` are the tokens to tell llama.cpp of, `skipped` bytes of the first not."""
+    """What accepting `token` leads to. If it is a trigger: `fed` counts, but for `skipped` bytes of the first."""
 
     token: int
     state: State | None
@@ -141,7 +141,7 @@ class Grammar:
         state = self._matcher.advance(self._state, token, text)
         if state is None or not self._native_allows(token):
             return None
-        return _Next(token, state, None, (token,))
+        return _Next(token, state, None)
 
     def _listen(self, watch: Watch, token: int, text: bytes) -> _Next | None:
         if token in self._trigger_tokens:
@@ -188,13 +188,17 @@ class Grammar:
             self._heard.append((token, end + len(_text(self._model, token))))
             self._watch = following.watch
             return
-        self._tell(following)
+        if self._watch is None:
+            c.llama_sampler_accept(self.handle, token)  # `_look_ahead` has asked llama.cpp
+        else:
+            self._activate(following)
         assert following.state is not None
         self._matcher, self._state = self._matcher.renewed(following.state)
         self._watch = None
         self._heard.clear()
 
-    def _tell(self, following: _Next) -> None:
+    def _activate(self, following: _Next) -> None:
+        """The trigger has come: tells llama.cpp of the text so far that counts."""
         fed = following.fed
         if following.skipped:
             # Only a lazy grammar takes a part of a token's text. It is triggered by what the matcher has let pass.

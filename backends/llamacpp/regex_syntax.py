@@ -93,7 +93,6 @@ def complement(ranges: Ranges) -> Ranges:
     return (*gaps, (start, _LAST)) if start <= _LAST else tuple(gaps)
 
 
-ANY_CHAR = Chars(((0, _LAST),))
 _CLASSES = {
     "d": _DIGIT,
     "D": complement(_DIGIT),

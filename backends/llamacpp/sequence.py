@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from backends.llamacpp.bindings import Model, Tokens
-from backends.llamacpp.sampling import SamplerChain, SamplerParams
+from backends.llamacpp.bindings import Context, Model, Tokens
+from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
 from backends.output.assembler import Assembler
-from protocols.events import Event, Finished, FinishReason, Frame, Progress, Started, Timings, Usage
+from protocols.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Frame,
+    Progress,
+    Started,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from protocols.request import SlotOptions
 
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A request as the engine takes it: tokenised and checked. `prompt` has 1 to context_length - 1 tokens."""
+    """One choice of a request as the engine takes it: tokenised and checked.
+
+    `prompt` has 1 to context_length - 1 tokens.
+    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied.
+    """
 
     id: str
     prompt: Tokens
-    params: SamplerParams = SamplerParams()
+    sampling: SamplerSpec = SamplerSpec()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     resume: Tokens = NO_TOKENS
+    n: int = 1
+    choice: int = 0
+    slot: SlotOptions = SlotOptions()
+    stop_indent: int = 0
+    max_predict_ms: float | None = None
+
+    def for_choice(self, index: int) -> Generation:
+        """Another choice of the same request, with random numbers of its own."""
+        return msgspec.structs.replace(self, choice=index, sampling=self.sampling.for_choice(index))
 
 
 class Sequence:
     """Takes tokens one by one and turns each into the frame its client gets. Lives on the engine thread.
 
     The budget: prompt and answer together never exceed the context, and the answer never exceeds `max_tokens`. Tokens
-    of `resume` are part of the answer and of its budget; they pass through the assembler without a trace.
+    of `resume` are part of the answer and of its budget; they pass through the assembler without a trace. With
+    `slot.shift` the context is no limit: whoever runs the sequence drops old tokens when it is full.
+
+    `tokens` are those to compute before the next one is drawn: the prompt, and after `pause` the answer so far too.
     """
 
     def __init__(self, generation: Generation, model: Model, context_length: int, now: Callable[[], float]) -> None:
@@ -42,14 +71,15 @@ class Sequence:
         self.next_token = -1  # drawn, not yet computed; meaningful once the prompt is
         self._model = model
         self._now = now
-        self._assembler = Assembler(generation.stop)
+        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent)
         self._end_tokens: frozenset[int] = frozenset() if generation.ignore_eos else model.end_tokens
-        room = context_length - len(generation.prompt)
+        self._shown = generation.sampling.shown  # control tokens that are text here
+        room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
         self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
         self._answered = 0
-        self._reused = 0
+        self._reused = self._cached_tokens = 0
         self._in_pieces = False
-        self._chain: SamplerChain | None = None
+        self._sampler: Sampler | None = None
         self._slot: Slot | None = None
         self._admitted_at = self._first_token_at = now()
         for token in generation.resume.tolist():
@@ -67,27 +97,34 @@ class Sequence:
         return self._slot
 
     @property
-    def chain(self) -> SamplerChain:
-        assert self._chain is not None, "the sequence has no slot"
-        return self._chain
-
-    @property
     def uncomputed(self) -> int:
         """How many tokens of the prompt are not in the KV cache yet."""
         return max(len(self.tokens) - (self._slot.length if self._slot is not None else 0), 0)
 
-    def admit(self, slot: Slot, chain: SamplerChain) -> Frame:
-        """The sequence gets its slot, whose tokens are the reused part of the prompt."""
-        self._slot, self._chain = slot, chain
-        self._reused = slot.length
+    def admit(self, slot: Slot, sampler: Sampler, cached_tokens: int) -> Frame:
+        """The sequence gets its slot, whose tokens are the reused part of the prompt. Usage says `cached_tokens`.
+
+        `sampler` stands behind what is resumed, and is the sequence's from here on.
+        """
+        self._slot, self._sampler = slot, sampler
+        self._reused, self._cached_tokens = slot.length, cached_tokens
         self._admitted_at = self._now()
-        chain.observe_prompt(self.generation.prompt)
-        chain.replay(self.generation.resume)
-        return Frame((self._started(),))
+        return Frame((self._started(),), choice=self.generation.choice)
+
+    def pause(self) -> None:
+        """Gives up the slot, whose tokens may be lost, in the middle of the prompt or of the answer."""
+        if not self.uncomputed:
+            self.tokens = np.append(self.slot.tokens, np.int32(self.next_token))
+        self._slot = None
+
+    def unpause(self, slot: Slot) -> None:
+        """Goes on in `slot`, whose tokens are a beginning of `tokens`."""
+        self._slot = slot
 
     def complete_frame(self) -> Frame:
         """All of a stream that needs no computation: its budget is 0, or what it resumes was complete."""
-        return Frame((self._started(), *self._assembler.finish(), self._finished()))
+        started = () if self.generation.choice else (self._started(),)
+        return Frame((*started, *self._assembler.finish(), self._finished()), choice=self.generation.choice)
 
     def progress(self, prompt_complete: bool) -> Frame | None:
         """To be called whenever tokens were computed. Prompts that take one step have no progress worth telling."""
@@ -96,48 +133,74 @@ class Sequence:
         self._in_pieces = True
         total = len(self.generation.prompt)
         done = min(self.slot.length, total)
-        event = Progress(done, self._cached_tokens, total, (self._now() - self._admitted_at) * 1000)
-        return Frame((event,))
+        event = Progress(
+            done, self._cached_tokens, total, (self._now() - self._admitted_at) * 1000, self.generation.choice
+        )
+        return Frame((event,), choice=self.generation.choice)
 
-    def accept(self, token: int) -> Frame:
+    def draw(self, context: Context, row: int) -> Frame:
+        """Draws the next token, from the logits of the last computed one, and makes its frame.
+
+        `InvalidRequest` or `LlamaCppError` if this sequence cannot go on.
+        """
+        assert self._sampler is not None, "the sequence has no slot"
+        drawn = self._sampler.draw(context, row)
+        if drawn is not None:
+            return self.accept(*drawn)
+        if self._answered == len(self.generation.resume):
+            self._first_token_at = self._now()
+        self.reason = "stop"  # the grammar is at its end, and no token may say so
+        return Frame((*self._assembler.finish(), self._finished()), choice=self.generation.choice)
+
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> Frame:
         """The frame for a token drawn from the logits of the last computed one."""
         if self._answered == len(self.generation.resume):
             self._first_token_at = self._now()
-        events = self._take(token)
-        if self.reason is None and self._answered >= self._limit:
+        events = self._take(token, logprob)
+        if self.reason is None and (self._answered >= self._limit or self._late(events)):
             self.reason = "length"
         if self.reason is not None:
             events += self._assembler.finish()
             events.append(self._finished())
         self.next_token = token
-        return Frame(tuple(events), (token,))
+        return Frame(tuple(events), (token,), self.generation.choice)
 
     def close(self) -> None:
-        if self._chain is not None:
-            self._chain.close()
+        if self._sampler is not None:
+            self._sampler.close()
 
-    def _take(self, token: int) -> list[Event]:
+    def _take(self, token: int, logprob: TokenLogprob | None = None) -> list[Event]:
         self._answered += 1
         if self.reason is not None:  # resumed past its own end
             return []
         if token in self._end_tokens:
             self.reason = "stop"
-            return []
-        events = self._assembler.feed(self._model.piece(token))
+            return self._assembler.feed(b"", logprob) if logprob is not None else []
+        piece = self._model.piece(token)
+        if token in self._shown:
+            piece = self._model.special_piece(token)
+            logprob = None if logprob is None else msgspec.structs.replace(logprob, data=piece)
+        events = self._assembler.feed(piece, logprob)
         if self._assembler.stop_sequence is not None:
             self.reason = "stop"
+        elif self._assembler.outdented:
+            self.reason = "length"
         return events
 
-    @property
-    def _cached_tokens(self) -> int:
-        return min(self._reused, len(self.generation.prompt))
+    def _late(self, events: list[Event]) -> bool:
+        """Whether a new line came after the time there was. Code is cut off between its lines."""
+        limit = self.generation.max_predict_ms
+        if limit is None or limit <= 0 or (self._now() - self._first_token_at) * 1000 <= limit:
+            return False
+        return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
 
     def _started(self) -> Started:
         return Started(len(self.generation.prompt), self._cached_tokens)
 
     def _finished(self) -> Finished:
         assert self.reason is not None
-        computed = 0 if self._slot is None else len(self.tokens) - self._reused
+        given = len(self.generation.prompt) + len(self.generation.resume)
+        computed = 0 if self._slot is None else given - self._reused
         return Finished(
             self.reason,
             Usage(len(self.generation.prompt), self._answered, self._cached_tokens),
@@ -149,4 +212,5 @@ class Sequence:
                 predicted_n=self._answered - len(self.generation.resume),
                 predicted_ms=(self._now() - self._first_token_at) * 1000,
             ),
+            choice=self.generation.choice,
         )

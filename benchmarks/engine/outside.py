@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import Batch, Context
-from backends.llamacpp.engine import Engine
+from backends.llamacpp.runner import Runner
 from backends.llamacpp.settings import LlamaCppSettings
 from protocols.request import Request, Sampling, TextPrompt
 
@@ -20,7 +20,7 @@ def share_outside_decode(model: str, *, streams: int, tokens: int, threads: int)
 
 async def _measure(model: str, streams: int, tokens: int, threads: int) -> float:
     spent = {"decode": 0.0, "step": 0.0}
-    decode, step = Context.decode, Engine._step
+    decode, step = Context.decode, Runner.step
 
     def timed_decode(self: Context, batch: Batch) -> int:
         began = time.perf_counter()
@@ -29,7 +29,7 @@ async def _measure(model: str, streams: int, tokens: int, threads: int) -> float
         finally:
             spent["decode"] += time.perf_counter() - began
 
-    def timed_step(self: Engine) -> None:
+    def timed_step(self: Runner) -> None:
         began = time.perf_counter()
         step(self)
         spent["step"] += time.perf_counter() - began
@@ -45,9 +45,9 @@ async def _measure(model: str, streams: int, tokens: int, threads: int) -> float
     await backend.start()
     try:
         await asyncio.gather(*[run(backend, number) for number in range(streams)])
-        Context.decode, Engine._step = timed_decode, timed_step  # type: ignore[method-assign]
+        Context.decode, Runner.step = timed_decode, timed_step  # type: ignore[method-assign]
         await asyncio.gather(*[run(backend, number) for number in range(streams)])
     finally:
-        Context.decode, Engine._step = decode, step  # type: ignore[method-assign]
+        Context.decode, Runner.step = decode, step  # type: ignore[method-assign]
         await backend.aclose()
     return 1 - spent["decode"] / spent["step"]

@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.output.assembler import Assembler
+from backends.output.indent import IndentLimit
 from backends.output.stops import StopMatcher
-from protocols.events import Event, TextDelta
+from protocols.events import Event, TextDelta, TokenLogprob
 
 
 def text_of(events: list[Event]) -> str:
@@ -137,3 +138,113 @@ def test_the_cost_of_a_token_does_not_grow_with_the_answer() -> None:
     cost(50_000)
     late = min(cost(500) for _ in range(5))
     assert late < 5 * early
+
+
+# --- indentation ------------------------------------------------------------------------------------------------------
+
+
+def reference_cut(text: str, least: int) -> tuple[str, bool]:
+    """The definition: the first later line whose first character that is no blank has fewer than `least` before it."""
+    start = text.find("\n") + 1
+    while start:
+        line = text[start:].partition("\n")[0]
+        blanks = len(line) - len(line.lstrip(" \t"))
+        ended = start + blanks < len(text)
+        if ended and blanks < least:
+            return text[: start + blanks], True
+        start = text.find("\n", start) + 1
+    return text, False
+
+
+@given(st.text("a \t\n", max_size=24), st.integers(1, 4), st.data())
+def test_indentation_is_measured_however_the_text_is_split(text: str, least: int, data: st.DataObject) -> None:
+    assembler = Assembler(indent=least)
+    seen = ""
+    for piece in data.draw(split(text.encode())):
+        seen += text_of(assembler.feed(piece))
+        if assembler.outdented:
+            break
+    assert (seen + text_of(assembler.finish()), assembler.outdented) == reference_cut(text, least)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("x\n    y\nz", "x\n    y\n"),
+        ("x\n    y\n  z", "x\n    y\n  "),
+        ("x\n    y\n\n    z", "x\n    y\n"),  # an empty line ends it too
+        ("x\n    y\n    z\n  ", "x\n    y\n    z\n  "),  # blanks alone decide nothing yet
+        ("no lines", "no lines"),
+    ],
+)
+def test_blocks(text: str, cut: str) -> None:
+    limit = IndentLimit(4)
+    assert limit.feed(text) == cut
+    assert limit.reached == (cut != text)
+
+
+def test_what_comes_first_ends_the_answer() -> None:
+    def ended_by(text: str) -> tuple[str, str | None, bool]:
+        assembler = Assembler(("STOP",), indent=2)
+        seen = text_of(assembler.feed(text.encode())) + text_of(assembler.finish())
+        return seen, assembler.stop_sequence, assembler.outdented
+
+    assert ended_by("a\n  b STOP\nc") == ("a\n  b ", "STOP", False)
+    assert ended_by("a\nb STOP") == ("a\n", None, True)
+    assert ended_by("a\nSTO") == ("a\n", None, True)
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def entry(index: int, data: bytes) -> TokenLogprob:
+    return TokenLogprob(index, data, -1.0)
+
+
+@given(st.text("abü日👩", max_size=16), stop_strings, st.data())
+def test_entries_come_in_order_with_their_text_and_none_is_lost(
+    text: str, stops: tuple[str, ...], data: st.DataObject
+) -> None:
+    pieces = data.draw(split(text.encode()))
+    for at in data.draw(st.sets(st.integers(0, len(pieces)), max_size=3)):
+        pieces.insert(at, b"")  # control tokens have no text
+    assembler = Assembler(stops)
+    events: list[Event] = []
+    for index, piece in enumerate(pieces):
+        events += assembler.feed(piece, entry(index, piece))
+        if assembler.stop_sequence is not None:
+            break
+    events += assembler.finish()
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    seen = [one.token for delta in deltas for one in delta.logprobs]
+    assert seen == list(range(len(seen)))
+    expected, stop = reference(text, stops)
+    assert text_of(events) == expected
+    if stop is None:
+        assert len(seen) == len(pieces)
+    shown = b"".join(pieces[: len(seen)])
+    assert shown.startswith(expected.encode()), "whoever has text has an entry"
+    emitted = 0
+    begins = [len(b"".join(pieces[:index])) for index in range(len(pieces))]
+    for delta in deltas:
+        before, emitted = emitted, emitted + len(delta.text.encode())
+        for one in delta.logprobs:
+            end = begins[one.token] + len(pieces[one.token])
+            assert begins[one.token] < emitted or stop is None and delta is deltas[-1] or not pieces[one.token]
+            assert end > before or not pieces[one.token], "never later than its text"
+
+
+def test_entries_of_a_stop_go_with_it() -> None:
+    assembler = Assembler(("STOP",))
+    entries = [entry(i, piece) for i, piece in enumerate((b"a ", b"ST", b"", b"OP"))]
+    events = [event for one in entries for event in assembler.feed(one.data, one)] + assembler.finish()
+    assert events == [TextDelta("a ", (entries[0],))]
+
+
+def test_an_entry_without_text_comes_at_the_end() -> None:
+    assembler = Assembler()
+    first, last = entry(0, b"a"), entry(1, b"")
+    assert assembler.feed(b"a", first) == [TextDelta("a", (first,))]
+    assert assembler.feed(b"", last) == []
+    assert assembler.finish() == [TextDelta("", (last,))]
+    assert assembler.finish() == []

@@ -22,21 +22,21 @@ from protocols.request import (
     ChatPrompt,
     ImagePart,
     Message,
-    Prompt,
     Request,
     Sampling,
+    SlotOptions,
     TextPart,
     TextPrompt,
     TokenPrompt,
 )
-from tests.backends.contract import Answer, answer, chat, until
+from tests.backends.contract import Answer, answer, until
+from tests.backends.llamacpp.helpers import check_every_step, greedy, parts
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.backend import LlamaCppBackend, _tokenize_text
 from backends.llamacpp.bindings import NO_KV_SPACE, Batch, Context, LlamaCppError, Model
-from backends.llamacpp.engine import Engine
-from backends.llamacpp.sampling import SamplerChain, SamplerParams
+from backends.llamacpp.sampler import Sampler, SamplerSpec
 
 if TYPE_CHECKING:
     from backends.llamacpp.slots import Tokens
@@ -60,34 +60,15 @@ async def shared(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def backend(shared: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
     """Nothing remembered from other tests, and after every step the slots know what the KV cache really holds."""
-    engine, context = parts(shared)
-    for slot in engine._slots:
-        context.forget(slot.id)
-        slot.truncate(0)
-    step = Engine._step
-
-    def checked(self: Engine) -> None:
-        step(self)
-        self._slots.check_integrity()
-        for slot in self._slots:
-            assert self._context.length(slot.id) == slot.length, f"slot {slot.id}"
-
-    monkeypatch.setattr(Engine, "_step", checked)
+    runner, _ = parts(shared)
+    for slot in runner.kv.slots:
+        runner.kv.clear(slot)
+    assert runner.kv.prompts is not None
+    runner.kv.prompts.clear()
+    check_every_step(monkeypatch)
     yield shared
-    await until(shared, running=0)
-    assert engine.failure is None
-
-
-def parts(backend: LlamaCppBackend) -> tuple[Engine, Context]:
-    assert backend._engine is not None
-    assert backend._loaded is not None
-    return backend._engine, backend._loaded.context
-
-
-def greedy(prompt: Prompt | str, max_tokens: int | None = 16, **fields: Any) -> Request:
-    prompt = chat(prompt) if isinstance(prompt, str) else prompt
-    values = {"sampling": Sampling(temperature=0.0), "ignore_eos": True} | fields
-    return msgspec.structs.replace(Request("test", "m", prompt, max_tokens=max_tokens), **values)
+    await until(shared, running=0, within_s=10)
+    await shared.check_health()
 
 
 def story(subject: str, max_tokens: int = 32) -> Request:
@@ -149,7 +130,6 @@ async def test_neighbours_only_ever_decide_between_near_ties(backend: LlamaCppBa
     """What is not guaranteed, and why it is no fault: see the docstring of `engine`."""
     requests = [greedy(f"{LONG * 8}Tell me about {subject}.", 24) for subject in SUBJECTS[:4]]
     together = await at_once(backend, requests)
-    engine, context = parts(backend)
     for request, met in zip(requests, together, strict=True):
         alone = await answer(backend, request)
         at = next((i for i, pair in enumerate(zip(alone.tokens, met.tokens, strict=True)) if pair[0] != pair[1]), None)
@@ -169,7 +149,7 @@ def _logits_after(backend: LlamaCppBackend, prompt: Tokens, generated: tuple[int
     assert context.decode(batch) == 0
     logits = context.logits(row).copy()
     context.forget(SLOTS - 1)
-    parts(backend)[0]._slots[SLOTS - 1].truncate(0)
+    parts(backend)[0].kv.slots[SLOTS - 1].truncate(0)
     return logits
 
 
@@ -276,7 +256,7 @@ async def test_closing_in_the_middle_of_a_prefill(backend: LlamaCppBackend) -> N
         if any(isinstance(event, Progress) for event in frame.events):
             break
     await stream.aclose()
-    await until(backend, running=1)
+    await until(backend, running=1, within_s=10)
     await others.aclose()
     got = await answer(backend, greedy(TextPrompt(LONG * 25), 2))
     assert got.completion.usage.cached_tokens >= 128, "what was computed until then is kept"
@@ -295,7 +275,9 @@ async def test_closing_in_the_middle_of_a_prefill(backend: LlamaCppBackend) -> N
         (greedy("Hi", resume=(10**6,)), InvalidRequest),
         (greedy(TextPrompt(LONG * 100)), ContextOverflow),
         (greedy(TokenPrompt((5,) * CONTEXT)), ContextOverflow),
-        (greedy("Hi", n=2), InvalidRequest),
+        (greedy("Hi", n=SLOTS + 1), InvalidRequest),
+        (greedy("Hi", n=2, resume=(1,)), InvalidRequest),
+        (greedy("Hi", slot=SlotOptions(id=SLOTS)), InvalidRequest),
         (greedy("Hi", sampling=Sampling(temperature=float("nan"))), InvalidRequest),
         (greedy(ChatPrompt((Message("user", (ImagePart("data:,"),)),))), InvalidRequest),
         (greedy(ChatPrompt(())), None),  # the template adds its system message only to a first one
@@ -342,12 +324,14 @@ async def test_a_request_that_cannot_be_computed_fails_alone(
 async def test_a_request_whose_sampler_cannot_be_made_fails_alone(
     backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(model: Model, params: SamplerParams, banned: Any) -> SamplerChain:
-        if params.seed == 13:
-            raise LlamaCppError("no memory")
-        return SamplerChain(model, params, banned)
+    make = Sampler.of
 
-    monkeypatch.setattr("backends.llamacpp.engine.SamplerChain", make)
+    def refuse(model: Model, spec: SamplerSpec, prompt: Tokens, resume: Tokens) -> Sampler:
+        if spec.params.seed == 13:
+            raise LlamaCppError("no memory")
+        return make(model, spec, prompt, resume)
+
+    monkeypatch.setattr(Sampler, "of", refuse)
     unlucky = greedy("Hi", 4, sampling=Sampling(seed=13))
     good, bad = await asyncio.gather(
         answer(backend, story("a fox", 4)), answer(backend, unlucky), return_exceptions=True
@@ -360,8 +344,8 @@ async def test_no_room_in_the_cache_costs_idle_slots_first(
     backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await answer(backend, greedy("What the idle slot remembers", 2))
-    engine, _ = parts(backend)
-    assert sum(slot.length for slot in engine._slots)
+    runner, _ = parts(backend)
+    assert sum(slot.length for slot in runner.kv.slots)
     refusals = [NO_KV_SPACE]
 
     def refuse(decode: Callable[[Batch], int], batch: Batch) -> int:
@@ -369,7 +353,7 @@ async def test_no_room_in_the_cache_costs_idle_slots_first(
 
     _patch_decode(backend, monkeypatch, refuse)
     assert len((await answer(backend, greedy(TextPrompt("Something else entirely"), 4))).tokens) == 4
-    assert sum(slot.length > 0 for slot in engine._slots) == 1
+    assert sum(slot.length > 0 for slot in runner.kv.slots) == 1
 
 
 async def test_a_prompt_that_finds_little_room_is_computed_in_smaller_pieces(
@@ -403,7 +387,7 @@ async def test_when_the_thread_dies_everyone_is_told(demo_model: str, monkeypatc
     running, waiting = backend.generate(story("a fox", 200)), backend.generate(story("a fox", 200))
     await anext(running)
     queued = asyncio.ensure_future(anext(waiting))
-    await until(backend, running=1, waiting=1)
+    await until(backend, running=1, waiting=1, within_s=10)
 
     def die(_decode: Callable[[Batch], int], _batch: Batch) -> int:
         raise RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""The sampler chain: what it keeps, what it draws, and what it refuses."""
+"""The sampler chain: what it keeps, what it draws, and that wrong calls are errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from protocols.errors import InvalidRequest
 from protocols.request import Sampling
 
 c = pytest.importorskip("llama_cpp.llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.bindings import Batch, Context, LlamaCppError  # noqa: E402 - needs llama.cpp
-from backends.llamacpp.sampling import RANDOM_SEED, SamplerChain, SamplerParams  # noqa: E402
+from backends.llamacpp.sampler_params import SamplerParams  # noqa: E402
+from backends.llamacpp.sampling import Candidates, DrySampler, SamplerChain, dry_sampler  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,32 +36,9 @@ def draw(chain: SamplerChain, logits: list[float] = LOGITS) -> tuple[int, dict[i
     return array.data[array.selected].id, {array.data[i].id: array.data[i].p for i in range(array.size)}
 
 
-def chain_of(model: Model, *, banned: Any = (), **sampling: Any) -> SamplerChain:
+def chain_of(model: Model, *, biases: Any = None, **sampling: Any) -> SamplerChain:
     plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
-    return SamplerChain(model, SamplerParams.of(Sampling(**(plain | sampling))), banned)
-
-
-def test_defaults_are_llama_cpps() -> None:
-    params = SamplerParams.of(Sampling())
-    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
-    assert (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-    assert params.seed == RANDOM_SEED
-    assert not params.penalises
-
-
-@pytest.mark.parametrize(("given", "used"), [(-1, RANDOM_SEED), (7, 7), (2**32 + 7, 7)])
-def test_seeds_are_32_bits(given: int, used: int) -> None:
-    assert SamplerParams.of(Sampling(seed=given)).seed == used
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(temperature=math.nan), Sampling(top_p=math.inf), Sampling(repeat_penalty=0.0), Sampling(min_p=-math.inf)],
-)
-def test_values_that_make_no_sense(sampling: Sampling) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        SamplerParams.of(sampling)
-    assert caught.value.param
+    return SamplerChain(model, SamplerParams.of(Sampling(**(plain | sampling))), biases or {})
 
 
 @pytest.mark.parametrize(
@@ -72,11 +49,156 @@ def test_values_that_make_no_sense(sampling: Sampling) -> None:
         ({"top_p": 0.9}, {0, 1, 2}),
         ({"min_p": 0.2}, {0, 1, 2}),
         ({"top_k": 4, "top_p": 0.6}, {0, 1}),
+        ({"top_p": 0.1, "min_keep": 3}, {0, 1, 2}),
+        ({"min_p": 0.9, "min_keep": 3}, {0, 1, 2}),
+        ({"typical_p": 0.5}, {0, 1}),
+        ({"typical_p": 0.2}, {1}),  # the likeliest is not the most typical
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.1}, {2, 3, 4}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.1, "min_keep": 4}, {0, 1, 2, 3, 4}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.6}, {0, 1, 2, 3, 4}),
     ],
 )
 def test_truncation(model: Model, sampling: dict[str, float], kept: set[int]) -> None:
     chain = chain_of(model, **sampling)
     assert set(draw(chain)[1]) == kept
+    chain.close()
+
+
+def test_top_n_sigma_leaves_those_near_the_best(model: Model) -> None:
+    for sigma, kept in ((0.5, {0, 1}), (1.0, {0, 1, 2}), (9.0, {0, 1, 2, 3, 4})):
+        chain = chain_of(model, top_n_sigma=sigma)
+        assert {token for token, p in draw(chain)[1].items() if p > 0} == kept
+        chain.close()
+
+
+def test_the_order_is_the_requests(model: Model) -> None:
+    def kept(*samplers: str) -> set[int]:
+        chain = chain_of(model, samplers=samplers, temperature=5.0, min_p=0.2)
+        tokens = set(draw(chain)[1])
+        chain.close()
+        return tokens
+
+    assert kept("min_p", "temperature") == {0, 1, 2}
+    assert kept("temperature", "min_p") == {0, 1, 2, 3, 4}, "hot first: all are alike when min_p looks"
+    assert kept("temperature") == {0, 1, 2, 3, 4}
+    assert kept("m") == {0, 1, 2}
+
+
+def test_a_temperature_that_is_not_in_the_order_does_nothing(model: Model) -> None:
+    chain = chain_of(model, samplers=("top_k",), temperature=0.0)
+    assert draw(chain)[1][0] == pytest.approx(0.5, rel=1e-4)
+    chain.close()
+    chain = chain_of(model, samplers=())
+    assert draw(chain)[1][0] == pytest.approx(0.5, rel=1e-4)
+    chain.close()
+
+
+def test_greedy_after_the_likeliest_were_excluded(model: Model) -> None:
+    chain = chain_of(model, temperature=0.0, xtc_probability=1.0, xtc_threshold=0.1)
+    assert {draw(chain)[0] for _ in range(20)} == {2}
+    chain.close()
+
+
+def test_dynamic_temperature_is_hot_where_the_model_is_unsure(model: Model) -> None:
+    def likeliest(logits: list[float], **sampling: Any) -> float:
+        chain = chain_of(model, **sampling)
+        p = max(draw(chain, logits)[1].values())
+        chain.close()
+        return p
+
+    sure, unsure = [math.log(p) for p in (0.97, 0.01, 0.01, 0.01)], [math.log(p) for p in (0.3, 0.25, 0.25, 0.2)]
+    dynamic = {"temperature": 1.0, "dynatemp_range": 0.9}
+    assert likeliest(sure, **dynamic) > likeliest(sure)
+    assert likeliest(unsure, **dynamic) < likeliest(unsure)
+    assert likeliest(sure, **dynamic, dynatemp_exponent=0.2) < likeliest(sure, **dynamic)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_replaces_the_truncation(model: Model, version: int) -> None:
+    chain = chain_of(model, mirostat=version, mirostat_tau=9.0, top_k=1, repeat_penalty=9.0)
+    assert len({draw(chain)[0] for _ in range(200)}) > 2, "top_k is not in it"
+    chain.close()
+    chain = chain_of(model, mirostat=version, mirostat_tau=0.01, mirostat_eta=1.0)
+    drawn = [draw(chain)[0] for _ in range(50)]
+    assert set(drawn[20:]) == {0}, "no surprise is wanted"
+    chain.close()
+
+
+def test_adaptive_p_prefers_what_is_as_likely_as_its_target(model: Model) -> None:
+    for target, token in ((0.9, 0), (0.15, 2)):
+        chain = chain_of(model, samplers=("adaptive_p",), adaptive_target=target, adaptive_decay=0.0)
+        p = draw(chain)[1]
+        assert max(p, key=lambda id_: p[id_]) == token
+        chain.close()
+    chain = chain_of(model, samplers=("adaptive_p",), adaptive_target=-1.0)
+    assert draw(chain)[1][0] == pytest.approx(0.5, rel=1e-4), "off"
+    chain.close()
+
+
+def repeated(model: Model, text: str, **dry: Any) -> int:
+    """What follows `text`, where the tokens that followed before are the likeliest."""
+    tokens = model.tokenize(text, add_special=False, parse_special=False)
+    logits = np.zeros(model.vocab_size, np.float32)
+    logits[tokens[3]] = 5.0
+    logits[7] = 4.0
+    chain = chain_of(model, temperature=0.0, **({"dry_multiplier": 2.0, "dry_penalty_last_n": 64} | dry))
+    chain.observe_prompt(tokens)
+    token = chain.pick(Candidates.of(logits))
+    chain.close()
+    return 0 if token == tokens[3] else token
+
+
+def test_dry_ends_repetitions(model: Model) -> None:
+    text = " one two three four; one two three"
+    assert repeated(model, text) == 7
+    assert repeated(model, text, dry_multiplier=0.0) == 0
+    assert repeated(model, text, dry_allowed_length=3) == 7
+    assert repeated(model, text, dry_allowed_length=4) == 0
+    assert repeated(model, text, dry_penalty_last_n=5) == 0, "it looks no further back"
+    assert repeated(model, text, dry_penalty_last_n=0) == 0
+    assert repeated(model, text, dry_sequence_breakers=("two",)) == 0, "the repetition is too short behind it"
+    assert repeated(model, text, dry_sequence_breakers=("\n", "")) == 7
+    assert repeated(model, text, dry_multiplier=0.3, dry_base=4.0) == 7
+    assert repeated(model, text, dry_multiplier=0.3, dry_base=1.0) == 0
+    assert repeated(model, text, dry_multiplier=0.6, dry_base=0.5) == 7, "below 1 is the default"
+    assert repeated(model, text, samplers=("temperature",)) == 0
+    assert repeated(model, text, dry_penalty_last_n=2**40) == 7
+
+
+def test_dry_samplers_are_made_once(model: Model) -> None:
+    params = SamplerParams.of(Sampling(dry_multiplier=0.5, seed=3))
+    assert dry_sampler(model, params) is dry_sampler(model, SamplerParams.of(Sampling(dry_multiplier=0.5, seed=4)))
+    assert dry_sampler(model, SamplerParams()) is None
+    one = DrySampler(model, params)
+    del one
+
+
+def test_penalties_forget(model: Model) -> None:
+    for last_n, token in ((64, 1), (2, 0), (0, 0)):
+        chain = chain_of(model, temperature=0.0, presence_penalty=5.0, repeat_last_n=last_n)
+        chain.observe_prompt(np.array([0, 3, 4], np.int32))
+        assert draw(chain, [2.0, 1.9, 1.0, 0.5, 0.5])[0] == token
+        chain.close()
+
+
+def test_biases_add_up_and_decide(model: Model) -> None:
+    chain = chain_of(model, biases={4: 100.0})
+    assert {draw(chain)[0] for _ in range(50)} == {4}
+    chain.close()
+    chain = chain_of(model, biases={1: math.log(2.0)})
+    p = draw(chain)[1]
+    assert p[1] / p[0] == pytest.approx(0.6 / 0.5, rel=1e-4)
+    chain.close()
+
+
+def test_an_unreadable_choice_is_an_error(model: Model) -> None:
+    chain = chain_of(model)
+    candidates = Candidates.of(np.zeros(5, np.float32))
+    with pytest.raises(LlamaCppError, match="chose nothing"):
+        _ = candidates.selected
+    candidates.keep(np.zeros(5, np.bool_))
+    with pytest.raises(LlamaCppError, match="no candidates"):
+        chain.pick(candidates)
     chain.close()
 
 
@@ -114,9 +236,18 @@ def test_a_seed_decides(model: Model) -> None:
     assert drawn(5) != drawn(6)
 
 
-@pytest.mark.parametrize("repeat_penalty", [1.0, 1.3])
-def test_replay_continues_where_another_chain_stood(model: Model, repeat_penalty: float) -> None:
-    first, second = (chain_of(model, seed=9, repeat_penalty=repeat_penalty) for _ in range(2))
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"repeat_penalty": 1.3},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+        {"samplers": ("a",), "adaptive_target": -1.0},
+    ],
+    ids=str,
+)
+def test_replay_continues_where_another_chain_stood(model: Model, sampling: dict[str, Any]) -> None:
+    first, second = (chain_of(model, seed=9, **sampling) for _ in range(2))
     before = []
     for _ in range(15):
         before.append(draw(first)[0])
@@ -137,7 +268,7 @@ def test_penalties_see_the_prompt(model: Model) -> None:
 
 def test_banned_tokens_are_never_drawn(model: Model) -> None:
     for temperature in (0.0, 1.0):
-        chain = chain_of(model, banned=(0, 1), temperature=temperature)
+        chain = chain_of(model, biases={0: -math.inf, 1: -math.inf}, temperature=temperature)
         assert not {draw(chain)[0] for _ in range(50)} & {0, 1}
         chain.close()
 

@@ -1,0 +1,181 @@
+"""Moves tokens: into slots, from slot to slot, and between slots and the prompt cache. The only writer of both books.
+
+Each operation changes llama.cpp's KV cache and `Slots` together, so that the books always say what the cache holds.
+All of it is on the engine thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from backends.llamacpp.bindings import Context
+from backends.llamacpp.prompt_cache import PromptCache, RestoreFailed, State
+from backends.llamacpp.slots import MIN_COPY, Choice, Slot, Slots, Tokens
+from protocols.request import SlotOptions
+
+log = logging.getLogger(__name__)
+
+
+class KvCache:
+    def __init__(self, context: Context, prompts: PromptCache | None) -> None:
+        self.slots = Slots(context.sequences, context.sequence_length)
+        self.prompts = prompts
+        self._context = context
+
+    @property
+    def capacity(self) -> int:
+        return self._context.kv_size
+
+    def fits(self, tokens: int) -> bool:
+        """Whether `tokens` more have room beside what running requests hold. One cache per slot always has it."""
+        return not self._context.unified or self.slots.busy_tokens + tokens <= self.capacity
+
+    def within_reach(self, prompt: Tokens) -> int:
+        """How many of the first tokens of `prompt` need not be computed, wherever they are."""
+        _, length = self.slots.longest(prompt)
+        return length if self.prompts is None else max(length, self.prompts.longest(prompt))
+
+    # --- a request comes and goes ---
+
+    def reserve(self, prompt: Tokens, wish: SlotOptions, *, share: bool, taken: Collection[int] = ()) -> Choice | None:
+        """A slot for `prompt`. Its tokens stay until `fill`, as a source for others."""
+        choice = self.slots.choose(prompt, share=share, reuse=wish.reuse, id=wish.id, taken=taken)
+        if choice is not None:
+            self.slots.take(choice.slot)
+        return choice
+
+    def fill(self, choice: Choice, prompt: Tokens, *, share: bool, reuse: bool = True) -> None:
+        """Brings all that is known of `prompt` into its slot, and keeps elsewhere what is lost there.
+
+        The last token is always computed again: its logits are where the answer begins.
+        """
+        slot = choice.slot
+        if choice.refresh and self.prompts is not None:
+            self._refresh(slot, prompt, share=share, reuse=reuse)
+        slot.reserved = False
+        usable = len(prompt) - 1
+        own = min(slot.common_prefix(prompt), usable) if reuse else 0
+        if share and reuse:
+            source, common = self.slots.longest(prompt, beside=slot)
+            common = min(common, usable)
+            if source is not None and common >= own + (1 if self._context.unified else MIN_COPY):
+                self._copy(source, slot, common)
+                return
+        self._truncate(slot, own)
+
+    def release(self, slot: Slot) -> None:
+        self.slots.release(slot)
+
+    def clear(self, slot: Slot) -> None:
+        self._context.forget(slot.id)
+        slot.truncate(0)
+
+    # --- room ---
+
+    def evict(self, tokens: int) -> bool:
+        """Frees room for `tokens`, taken from idle slots, the longest unused first. False when there was none."""
+        freed = 0
+        for slot in self.slots.disposable():
+            if freed >= tokens:
+                break
+            freed += slot.room_taken
+            self._save(slot)
+            self.clear(slot)
+        return freed > 0
+
+    def suspend(self, slot: Slot) -> None:
+        """Takes all tokens from a running request, which gives up its slot."""
+        self._save(slot)
+        self.clear(slot)
+        self.slots.release(slot)
+
+    def shift(self, slot: Slot, keep: int, count: int) -> bool:
+        """Drops `count` tokens behind the first `keep`. False: the rest would not be right, or not only this slot's."""
+        if not self._context.can_shift or slot.tied > keep + count:
+            return False
+        self._context.shift(slot.id, keep, count)
+        slot.discard(keep, count)
+        return True
+
+    def cut(self, slot: Slot, length: int) -> None:
+        """Keeps at most the first `length` tokens; none, if this model's states cannot be cut."""
+        self._truncate(slot, min(length, slot.length))
+
+    def rewind(self, slot: Slot) -> bool:
+        """Takes back what a failed decode may have stored. False: all of the slot is lost."""
+        if self._context.truncate(slot.id, slot.length):
+            return True
+        self.clear(slot)
+        return False
+
+    # --- below ---
+
+    def _truncate(self, slot: Slot, length: int) -> None:
+        if length == slot.length and length:
+            return
+        if not length or not self._context.truncate(slot.id, length):
+            self.clear(slot)  # a recurrent state cannot be cut, only dropped
+        slot.truncate(length)
+
+    def _copy(self, source: Slot, slot: Slot, length: int) -> None:
+        if not self._context.copy(source.id, slot.id, length):
+            self.clear(slot)
+            return
+        slot.replace(source.tokens[:length])
+        if self._context.unified:
+            slot.borrowed = slot.tied = length
+            source.tied = max(source.tied, length)
+
+    def _refresh(self, slot: Slot, prompt: Tokens, *, share: bool, reuse: bool) -> None:
+        """The slot's conversation into the prompt cache, and the one that `prompt` continues out of it."""
+        assert self.prompts is not None
+        self._save(slot)
+        if reuse and slot.id not in self._context.unsettled:
+            others = self.slots.longest(prompt, beside=slot)[1] if share else 0
+            if (
+                self._context.unified
+                and (best := self.prompts.best(slot.tokens, prompt, within_reach=others)) is not None
+            ):
+                free = self.capacity - sum(other.room_taken for other in self.slots)
+                self.evict(len(best.tokens) - free)
+            try:
+                entry = self.prompts.load(
+                    slot.tokens, prompt, lambda state: self._restore(slot, state), within_reach=others
+                )
+            except RestoreFailed as error:
+                log.warning("slot %d: %s", slot.id, error)
+                self.clear(slot)
+            else:
+                if entry is not None:
+                    slot.replace(entry.tokens)
+        self.prompts.update()
+
+    def _restore(self, slot: Slot, state: State) -> int:
+        slot.truncate(0)  # whatever comes of it
+        self._context.forget(slot.id)
+        return self._context.restore(slot.id, state)
+
+    def _save(self, slot: Slot) -> None:
+        """What waits for the next decode cannot be read yet. It is a copy, so nothing is lost but time."""
+        if self.prompts is None or slot.id in self._context.unsettled:
+            return
+        if slot.exact < slot.length:
+            self._truncate(slot, slot.exact)  # the rest remembers tokens that are gone
+        if not slot.length:
+            return
+        entry = self.prompts.alloc(slot.tokens, self._context.state_size(slot.id))
+        if entry is not None and self._context.save(slot.id, entry.state) != len(entry.state):
+            log.warning("slot %d: its state could not be read", slot.id)
+            self.prompts.discard(entry)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when a book is wrong or llama.cpp holds something else. Tests call it after a step."""
+        self.slots.check_integrity()
+        if self.prompts is not None:
+            self.prompts.check_integrity()
+        for slot in self.slots:
+            if (held := self._context.length(slot.id)) != slot.length:
+                raise AssertionError(f"slot {slot.id} holds {held} tokens, on the books are {slot.length}")
+        if sum(slot.room_taken for slot in self.slots) > self.capacity:
+            raise AssertionError("more tokens on the books than the KV cache has room for")

@@ -1,0 +1,65 @@
+"""What the tests of the llama.cpp engine share: requests, and a look inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocols.request import Prompt, Request, Sampling
+from tests.backends.contract import Answer, chat
+
+if TYPE_CHECKING:
+    from backends.llamacpp.backend import LlamaCppBackend
+    from backends.llamacpp.bindings import Context
+    from backends.llamacpp.runner import Runner
+
+
+def greedy(prompt: Prompt | str, max_tokens: int | None = 16, **fields: Any) -> Request:
+    prompt = chat(prompt) if isinstance(prompt, str) else prompt
+    values = {"sampling": Sampling(temperature=0.0), "ignore_eos": True} | fields
+    return msgspec.structs.replace(Request("test", "m", prompt, max_tokens=max_tokens), **values)
+
+
+def parts(backend: LlamaCppBackend) -> tuple[Runner, Context]:
+    assert backend._engine is not None
+    assert backend._loaded is not None
+    return backend._engine._runner, backend._loaded.context
+
+
+async def check_near_ties(backend: LlamaCppBackend, request: Request, one: Answer, other: Answer) -> None:
+    """Answers computed in other steps may part where two candidates are as good as equal (docstring of `engine`)."""
+    at = next((i for i, pair in enumerate(zip(one.tokens, other.tokens, strict=True)) if pair[0] != pair[1]), None)
+    if at is None:
+        return
+    from backends.llamacpp.bindings import Batch
+
+    runner, context = parts(backend)  # which is idle
+    slot = runner.kv.slots[0]
+    runner.kv.clear(slot)
+    tokens = np.concatenate([await backend._tokens(request), np.array(one.tokens[:at], np.int32)])
+    batch = Batch(context.batch_size)
+    for start in range(0, len(tokens), batch.capacity):
+        batch.clear()
+        row = batch.add(tokens[start : start + batch.capacity], slot.id, start, logits=True)
+        while context.decode(batch):
+            assert runner.kv.evict(batch.size), "no room"
+    logits = context.logits(row)
+    gap = logits.max() - logits[[one.tokens[at], other.tokens[at]]].min()
+    context.forget(slot.id)
+    assert gap < 1.0, f"{one.tokens[at]} or {other.tokens[at]} after {at} tokens, {gap} apart"
+
+
+def check_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every step the books are right, and say what the KV cache really holds. A fault ends the engine."""
+    from backends.llamacpp.runner import Runner
+
+    step = Runner.step
+
+    def checked(self: Runner) -> None:
+        step(self)
+        self.check_integrity()
+
+    monkeypatch.setattr(Runner, "step", checked)
