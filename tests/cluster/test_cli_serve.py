@@ -28,7 +28,14 @@ def write(folder: Path, raw: dict[str, Any]) -> Path:
 
 def start(path: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "deployments.cli", "serve", str(path), "--ray", "local", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_interrupts
+    )
+
+
+def heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and so would a server be whose tests run in one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
@@ -63,8 +70,7 @@ def test_it_serves_and_a_signal_leaves_nothing_behind(tmp_path: Path, front: str
         started = descendants(process)
         assert started
     finally:
-        process.send_signal(stop)
-        rest, _ = process.communicate(timeout=90)
+        rest = end(process, stop)
     assert "Traceback" not in rest and "stopped" in rest
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
@@ -86,8 +92,17 @@ def test_a_model_that_cannot_start_is_named_and_the_others_answer(tmp_path: Path
         question["model"] = "m"
         assert httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=question).status_code == 200
     finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=90)
+        end(process, signal.SIGINT)
+
+
+def end(process: subprocess.Popen[str], stop: signal.Signals) -> str:
+    """Stops it and returns what it still had to say. Kills it if it does not stop, so that no test leaves it behind."""
+    process.send_signal(stop)
+    try:
+        return process.communicate(timeout=90)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
