@@ -82,6 +82,7 @@ def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str)
     if not local_mode:
         settings.export_ray_environment(front)  # before the check, which imports Ray
     parts = _checked(path, with_serve=not local_mode)
+    _stop_on_signals()
     try:
         if local_mode:
             _serve_local(parts)
@@ -109,10 +110,9 @@ def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front, ray
 
     schema = config.serve_part(config.read(path))
     say = Progress()
-    _stop_on_sigterm()
     try:
         with cluster.running_cluster(schema, say, ray_address) as started_here:
-            _stop_on_sigterm()  # again: Ray installs a handler of its own, which ends the process and leaves the front
+            _stop_on_signals()  # again: Ray installs a handler of its own, which ends the process and leaves the front
             ray_compat.deploy(schema)
             failed = cluster.wait_until_deployed({app.name for app in schema.applications}, say)
             for app in failed:
@@ -137,9 +137,10 @@ def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front, ray
         fail(str(error))
 
 
-def _stop_on_sigterm() -> None:
-    """A service manager's SIGTERM stops the same things as Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stop_on_signals() -> None:
+    """A service manager's SIGTERM stops the same things as Ctrl-C, and so does SIGINT where a shell had it ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _wait_until_it_answers(parts: config.OurParts, model: str, say: Progress) -> None:

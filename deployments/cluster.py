@@ -118,14 +118,14 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
         ours = False
         raise ClusterError(f"The Ray cluster went away ({type(error).__name__}).") from error
     finally:
-        if ours:
-            say("stopping Serve")
-            ray_compat.mute_cluster_messages()
-            # Before Ray: an HAProxy that outlives its cluster keeps the port and answers 500.
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        if not joined:
-            say("stopping Ray")
-        ray.shutdown()
+        with ray_compat.cluster_messages_muted():
+            if ours:
+                say("stopping Serve")
+                # Before Ray: an HAProxy that outlives its cluster keeps the port and answers 500.
+                serve.shutdown()  # type: ignore[no-untyped-call]
+            if not joined:
+                say("stopping Ray")
+            ray.shutdown()
 
 
 def failure_reason(message: str) -> str:

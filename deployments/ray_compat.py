@@ -6,6 +6,8 @@ Ray 2.60.0. Each function says what it needs and why there is no public way.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
 PINNED_RAY_VERSION = "2.60.0"
 
 
-def mute_cluster_messages() -> None:
-    """Stop Ray from printing what the cluster reports: while Serve is shut down it reports the controller's death.
+@contextmanager
+def cluster_messages_muted() -> Iterator[None]:
+    """Keeps Ray from printing what the cluster reports: while Serve is shut down it reports the controller's death.
 
-    For the rest of the process: there is no option for it, and the listener prints through this one function.
+    There is no option for it; the listener prints through this one function.
     """
+    printing = worker.print_to_stdstream
     worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printing
 
 
 def cluster_answers(address: str) -> bool:

@@ -28,14 +28,7 @@ def write(folder: Path, raw: dict[str, Any]) -> Path:
 
 def start(path: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "deployments.cli", "serve", str(path), "--ray", "local", *options]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_interrupts
-    )
-
-
-def heed_interrupts() -> None:
-    """A shell starts background jobs with SIGINT ignored, and so would a server be whose tests run in one."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:

@@ -112,15 +112,15 @@ def test_an_address_of_no_cluster_is_no_cluster(address: str) -> None:
     assert not ray_compat.cluster_answers(address)
 
 
-def test_what_the_cluster_reports_is_printed_by_the_function_we_replace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_cluster_reports_is_printed_by_the_function_we_replace() -> None:
     printer = worker.print_to_stdstream
     assert parameters(printer) == ["data", "ignore_prefix"]
     # Looked up in its module each time: what is set there is what runs.
     assert "print_to_stdstream" in worker.listen_error_messages.__code__.co_names
-    monkeypatch.setattr(worker, "print_to_stdstream", printer)  # so that the real one is back afterwards
-    ray_compat.mute_cluster_messages()
-    assert worker.print_to_stdstream is not printer
-    worker.print_to_stdstream({"lines": ["not printed"]}, ignore_prefix=True)
+    with ray_compat.cluster_messages_muted():
+        assert worker.print_to_stdstream is not printer
+        worker.print_to_stdstream({"lines": ["not printed"]}, ignore_prefix=True)
+    assert worker.print_to_stdstream is printer
 
 
 # --- handles ----------------------------------------------------------------------------------------------------------
