@@ -1,6 +1,6 @@
 """The engine benchmark: our llama.cpp engine beside llama.cpp's own server.
 
-    make bench-engine        or        python -m benchmarks.engine --repeats 3
+    python -m benchmarks.engine --repeats 3
 
 Both serve the same GGUF with the same threads and the same room per slot, on this machine, one at a time and in
 alternating order. Ours runs as `tokenyard serve --local`. Each level sends that many different prompts at once and
