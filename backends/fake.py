@@ -15,11 +15,11 @@ from zlib import crc32
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from backends.base import BackendStats, ModelCard
+from backends.base import BackendStats, ModelCard, Unsupported
 from backends.output.stops import StopMatcher
 from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, ServingError, Unavailable
 from protocols.events import Event, Failed, Finished, FinishReason, Frame, Started, TextDelta, Timings, Usage
-from protocols.request import ChatPrompt, ImagePart, Message, Request, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, ImagePart, InfillPrompt, Message, Request, TextPrompt, TokenPrompt
 
 VOCAB_SIZE = 32_000
 
@@ -73,6 +73,8 @@ def prompt_length(request: Request) -> int:
             return sum(_message_length(message) for message in messages) or 1
         case TextPrompt(text=text):
             return len(text.split()) or 1
+        case InfillPrompt(prefix=prefix, suffix=suffix, start=start, files=files):
+            return sum(len(text.split()) for text in (prefix, suffix, start, *(f.text for f in files))) or 1
         case TokenPrompt(tokens=tokens):
             return len(tokens) or 1
 
@@ -229,7 +231,7 @@ class _Stream:
         self.queue: asyncio.Queue[Frame | ServingError | None] = asyncio.Queue()
 
 
-class FakeBackend:
+class FakeBackend(Unsupported):
     def __init__(self, settings: FakeSettings) -> None:
         self._settings = settings
         self._scripts: deque[list[Event | Frame]] = deque()

@@ -27,13 +27,18 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where the time went: `prompt_n` tokens computed (without `cache_n` reused) in `prompt_ms`, then `predicted_n`."""
+    """Where the time went: `prompt_n` tokens computed (without `cache_n` reused) in `prompt_ms`, then `predicted_n`.
+
+    Of those, `draft_n` were guessed before they were computed, and `draft_n_accepted` of the guesses were right.
+    """
 
     cache_n: int
     prompt_n: int
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -71,7 +71,25 @@ class TokenPrompt(msgspec.Struct, frozen=True, tag="tokens"):
     tokens: tuple[int, ...]
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+class InfillFile(msgspec.Struct, frozen=True):
+    filename: str
+    text: str
+
+
+class InfillPrompt(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
+    """Code with a gap between `prefix` and `suffix`. The answer fills it, and begins behind `start`.
+
+    `files` are other files of the same project, for reference. What does not fit is left out: the beginning of the
+    prefix, the end of the suffix, the first of the files.
+    """
+
+    prefix: str
+    suffix: str
+    start: str = ""
+    files: tuple[InfillFile, ...] = ()
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
 
 
 class TokenBias(msgspec.Struct, frozen=True, tag="token"):

@@ -13,7 +13,7 @@ from typing import assert_never
 import msgspec
 import numpy as np
 
-from backends.base import BackendStartError, BackendStats, ModelCard
+from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
 from backends.chat_template import ChatTemplate
 from backends.llamacpp.bindings import (
     DECODED,
@@ -33,9 +33,9 @@ from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.model_source import resolve_model
-from protocols.errors import ContextOverflow, InvalidRequest, ServingError, Unavailable
+from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Finished, Frame
-from protocols.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, InfillPrompt, Request, TextPrompt, TokenPrompt
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Loaded(msgspec.Struct, frozen=True):
     card: ModelCard
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Unsupported):
     def __init__(self, settings: LlamaCppSettings) -> None:
         self._settings = settings
         self._loaded: _Loaded | None = None
@@ -262,6 +262,8 @@ def _chars(request: Request) -> int:
             return len(text)
         case TokenPrompt():
             return 0
+        case InfillPrompt(prefix=prefix, suffix=suffix, files=files):
+            return len(prefix) + len(suffix) + sum(len(file.text) for file in files)
         case _:
             assert_never(request.prompt)
 
@@ -274,6 +276,8 @@ def _tokenize(request: Request, loaded: _Loaded) -> Tokens:
             return _tokenize_text(text, loaded.model)
         case TokenPrompt(tokens=tokens):
             return _checked(tokens, loaded.model, "prompt")
+        case InfillPrompt():
+            raise NotSupported("This model cannot fill gaps: it has no tokens for it")
         case _:
             assert_never(request.prompt)
 
