@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as c
 import numpy as np
@@ -85,7 +85,29 @@ def built_with_amx() -> bool:
     return b"AMX_INT8 = 1" in c.llama_print_system_info()
 
 
+def built_with_gpu() -> bool:
+    return bool(c.llama_supports_gpu_offload())
+
+
 # --- model -----------------------------------------------------------------
+
+
+class FimTokens(NamedTuple):
+    """The tokens around a gap, and before the files of a project; -1 for those a model lacks."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int
+    file: int
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in ("prefix", "suffix", "middle") if getattr(self, name) < 0]
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
 
 
 class Model:
@@ -102,13 +124,22 @@ class Model:
         self.vocab_size = int(c.llama_vocab_n_tokens(self.vocab))
         self.parameters = int(c.llama_model_n_params(self._model))
         self.trained_context = int(c.llama_model_n_ctx_train(self._model))
+        self.heads = int(c.llama_model_n_head(self._model))
         self.generates = bool(c.llama_model_has_decoder(self._model)) and not c.llama_model_has_encoder(self._model)
         self.adds_bos = bool(c.llama_vocab_get_add_bos(self.vocab))
         self.chat_template = (c.llama_model_chat_template(self._model, None) or b"").decode("utf-8", "replace")
-        self.bos_text = self._special_text(c.llama_vocab_bos(self.vocab))
+        self.bos = int(c.llama_vocab_bos(self.vocab))
+        self.bos_text = self._special_text(self.bos)
         self.eos_text = self._special_text(c.llama_vocab_eos(self.vocab))
         self.end_tokens = frozenset(t for t in range(self.vocab_size) if c.llama_vocab_is_eog(self.vocab, t))
         self.suppressed_tokens = self._suppressed_tokens()
+        self.fim = FimTokens(
+            c.llama_vocab_fim_pre(self.vocab),
+            c.llama_vocab_fim_suf(self.vocab),
+            c.llama_vocab_fim_mid(self.vocab),
+            c.llama_vocab_fim_rep(self.vocab),
+            c.llama_vocab_fim_sep(self.vocab),
+        )
         self._pieces: list[bytes | None] = [None] * self.vocab_size
 
     @property

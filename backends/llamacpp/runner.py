@@ -146,7 +146,7 @@ class Runner:
         tokens, known = task.sequence.tokens, 0
         if self._shares(task):
             known = self.kv.slots.longest(tokens)[1]
-            if (head := leader(task, self._running, known)) is not None:
+            if (head := leader(task, self._running, known, self.kv.slots.min_copy)) is not None:
                 known = head[1]
         coming = sum(other.sequence.uncomputed for other in self._running if other.active)
         return self.kv.fits(len(tokens) - known + coming + _HEADROOM * (len(self._running) + 1))
@@ -156,9 +156,11 @@ class Runner:
         task.leader = None
         share, reuse = self._shares(task), task.generation.slot.reuse
         tokens = task.sequence.tokens
-        if share and reuse and (head := leader(task, self._running, self.kv.within_reach(tokens))) is not None:
-            task.leader, task.promised = head
-            return
+        if share and reuse:
+            head = leader(task, self._running, self.kv.within_reach(tokens), self.kv.slots.min_copy)
+            if head is not None:
+                task.leader, task.promised = head
+                return
         self.kv.fill(task.choice, tokens, share=share, reuse=reuse or task.begun)
         if task.begun:
             task.sequence.unpause(task.choice.slot)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from backends.llamacpp.sequence import Generation, Sequence
-from backends.llamacpp.slots import MIN_COPY, Choice, Tokens, common_prefix
+from backends.llamacpp.slots import Choice, Tokens, common_prefix
 from backends.llamacpp.streams import Stream
 
 
@@ -107,7 +107,7 @@ def shrunk(work: list[Work]) -> list[Work] | None:
     ]
 
 
-def leader(task: Task, tasks: Iterable[Task], within_reach: int) -> tuple[Task, int] | None:
+def leader(task: Task, tasks: Iterable[Task], within_reach: int, min_copy: int) -> tuple[Task, int] | None:
     """Who is about to compute much of what `task` needs, and how much of it; None when waiting is not worth it.
 
     Only of those who came earlier and compute already. So nobody waits in a circle, or for work that would not have
@@ -119,7 +119,7 @@ def leader(task: Task, tasks: Iterable[Task], within_reach: int) -> tuple[Task, 
         if other.ticket >= task.ticket or not other.prefilling:
             continue
         promised = common_prefix(other.sequence.tokens, needed)
-        if promised >= within_reach + MIN_COPY and (best is None or promised > best[1]):
+        if promised >= within_reach + min_copy and (best is None or promised > best[1]):
             best = (other, promised)
     return best
 

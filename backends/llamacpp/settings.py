@@ -64,7 +64,14 @@ class LlamaCppSettings(BaseModel):
         description="A full context drops its older half and goes on, unless a request says otherwise. "
         "Off: the answer ends there.",
     )
-    flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Whether to use flash attention.")
+    infill_suffix_first: bool = Field(
+        False, description="For prompts with a gap: what comes behind it first, as some models were trained."
+    )
+    flash_attention: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether to use flash attention. Default: on a CPU no (generating is slower with it, the more so "
+        "the longer the context), unless values are quantised or a step would take too much memory without it.",
+    )
     cache_type_k: CacheType = Field("f16", description="How keys are stored in the KV cache.")
     cache_type_v: CacheType = Field("f16", description="How values are stored; quantised needs flash attention.")
     gpu_layers: int = Field(-1, ge=-1, description="Layers kept on the GPU; -1 is all, where llama.cpp has a GPU.")

@@ -26,8 +26,8 @@ Tokens = npt.NDArray[np.int32]
 
 MIN_SIMILARITY = 0.1
 MIN_KEPT = 0.5
-MIN_COPY = 32
-"""A copy must save this many tokens more than what the slot has: with one KV cache per slot it moves a whole slot."""
+SMALL_LOSS = 32
+"""So many tokens of another conversation may be overwritten without a thought."""
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
@@ -108,7 +108,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Slots:
-    def __init__(self, count: int, capacity: int) -> None:
+    """`min_copy`: a copy from another slot must save this many tokens more than what the slot has itself."""
+
+    def __init__(self, count: int, capacity: int, *, min_copy: int = 1) -> None:
+        self.min_copy = min_copy
         self._slots = [Slot(id, capacity) for id in range(count)]
         self._clock = 0
 
@@ -161,9 +164,9 @@ class Slots:
             if own > MIN_SIMILARITY * len(prompt):
                 if not share:
                     return Choice(best, refresh=not kept)
-                small = best.length - own <= MIN_COPY
+                small = best.length - own <= SMALL_LOSS
                 in_place = small or (kept and all(slot.length for slot in idle))
-                if in_place and own + MIN_COPY > self.longest(prompt)[1]:
+                if in_place and own + self.min_copy > self.longest(prompt)[1]:
                     return Choice(best, refresh=False)
         return Choice(min(idle, key=self._cost), refresh=True)
 

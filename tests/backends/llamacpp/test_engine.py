@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -34,7 +33,7 @@ from tests.backends.llamacpp.helpers import check_every_step, greedy, parts
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from backends.llamacpp.backend import LlamaCppBackend, _tokenize_text
+from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import NO_KV_SPACE, Batch, Context, LlamaCppError, Model
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 
@@ -428,16 +427,3 @@ async def test_a_context_longer_than_the_training_is_cut(demo_model: str) -> Non
     backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=1, context_length=1_000_000))
     assert (await backend.start()).context_length == 8192
     await backend.aclose()
-
-
-async def test_the_beginning_of_text_is_not_doubled() -> None:
-    calls: list[tuple[str, bool]] = []
-
-    def tokenize(text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        calls.append((text, add_special))
-        return []
-
-    model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
-    for text in ("<s>Hello", "Hello"):
-        _tokenize_text(text, model)
-    assert calls == [("<s>Hello", False), ("Hello", True)]

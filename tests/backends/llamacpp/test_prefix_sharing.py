@@ -233,8 +233,9 @@ async def test_several_choices_share_their_prompt(backend: LlamaCppBackend) -> N
 
     got = await answer(backend, request)
     assert got.completion.usage.completion_tokens == 36
-    alone = await answer(backend, greedy(request.prompt, 12, sampling=Sampling(temperature=1.5, seed=9)))
-    assert list(alone.tokens) == tokens[2], "choice i has the random numbers of seed + i"
+    if not parts(backend)[1].unified:  # else the sums over the cache depend on where in it a sequence lies
+        alone = await answer(backend, greedy(request.prompt, 12, sampling=Sampling(temperature=1.5, seed=9)))
+        assert list(alone.tokens) == tokens[2], "choice i has the random numbers of seed + i"
 
 
 async def test_choices_that_find_no_slot_wait(backend: LlamaCppBackend) -> None:

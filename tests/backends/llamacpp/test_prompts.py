@@ -1,0 +1,87 @@
+"""Text and tokens: what a prompt becomes, and the calls that show it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+from backends.llamacpp.backend import LlamaCppBackend
+from backends.llamacpp.bindings import Tokens
+from backends.llamacpp.prompts import Tokenizer
+from backends.llamacpp.settings import LlamaCppSettings
+from protocols.errors import InvalidRequest, NotSupported
+from protocols.request import InfillPrompt, TextPrompt
+from tests.backends.contract import chat
+from tests.backends.llamacpp.helpers import greedy
+
+if TYPE_CHECKING:
+    from backends.chat_template import ChatTemplate
+    from backends.llamacpp.bindings import Model
+
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
+    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=1, context_length=512))
+    await backend.start()
+    yield backend
+    await backend.aclose()
+
+
+async def test_the_beginning_of_text_is_not_doubled() -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def tokenize(text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        calls.append((text, add_special))
+        return np.array([1], np.int32)
+
+    model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
+    tokenizer = Tokenizer(model, cast("ChatTemplate", None), context_length=64)
+    for text in ("<s>Hello", "Hello"):
+        tokenizer.tokens(greedy(TextPrompt(text)))
+    assert calls == [("<s>Hello", False), ("Hello", True)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Hello, world", "zwölf Boxkämpfer 🥊 jagen", "<|im_start|>user\nhi<|im_end|>", "x " * 9000]
+)
+async def test_pieces_are_the_text(backend: LlamaCppBackend, text: str) -> None:
+    pieces = await backend.tokenize(text)
+    assert b"".join(piece.data for piece in pieces).decode() == text
+    assert await backend.detokenize([piece.token for piece in pieces]) == text
+
+
+async def test_control_tokens_are_parsed_when_asked(backend: LlamaCppBackend) -> None:
+    (parsed,) = await backend.tokenize("<|im_end|>")
+    plain = await backend.tokenize("<|im_end|>", parse_special=False)
+    assert parsed.data == b"<|im_end|>"
+    assert len(plain) > 1
+    assert parsed.token not in [piece.token for piece in plain]
+
+
+async def test_detokenize_refuses_what_is_no_token(backend: LlamaCppBackend) -> None:
+    for tokens in ([1, -1], [10**6]):
+        with pytest.raises(InvalidRequest, match=f"no token {tokens[-1]}") as caught:
+            await backend.detokenize(tokens)
+        assert caught.value.param == "tokens"
+    assert await backend.detokenize([]) == ""
+
+
+async def test_the_template_gives_what_is_counted(backend: LlamaCppBackend) -> None:
+    prompt = chat("What is a fox?")
+    text = await backend.apply_template(prompt)
+    assert "<|im_start|>user\nWhat is a fox?<|im_end|>" in text
+    assert len(await backend.tokenize(text)) == await backend.count_tokens(greedy(prompt))
+
+
+async def test_a_model_without_gap_tokens_says_so(backend: LlamaCppBackend) -> None:
+    with pytest.raises(NotSupported, match="cannot fill gaps"):
+        await backend.count_tokens(greedy(InfillPrompt("a", "b")))
