@@ -16,6 +16,7 @@ import numpy as np
 from backends.adapters import adapter_set
 from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
 from backends.chat_template import ChatTemplate
+from backends.llamacpp.adapter_file import check_adapter_file
 from backends.llamacpp.bindings import (
     DECODED,
     Batch,
@@ -267,9 +268,11 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
 
 
 def _load_adapter(model: Model, source: str) -> LoraAdapter:
+    path = resolve_model(source, "adapter")
     try:
-        return LoraAdapter(model, resolve_model(source, "adapter"))
-    except LlamaCppError as error:
+        check_adapter_file(path)
+        return LoraAdapter(model, path)
+    except (LlamaCppError, ValueError) as error:
         raise BackendStartError(f"adapter {source!r}: {error}") from error
 
 

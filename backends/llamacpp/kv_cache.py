@@ -2,6 +2,14 @@
 
 Each operation changes llama.cpp's KV cache and `Slots` together, so that the books always say what the cache holds.
 All of it is on the engine thread.
+
+An idle slot keeps its tokens until someone needs the slot or the room; then they go to the prompt cache. llama-server's
+`cache_idle_slots` puts idle slots into its prompt cache whenever a request starts, and empties them where all share one
+KV cache: its slots cannot take tokens from each other, and it drops idle ones for room without saving them. Here a
+prompt copies what it needs from any slot, and the slot keeps it for the next one, while an entry of the prompt cache
+serves one prompt and is gone; and what makes room is saved first. So there is no such setting. What it could win is
+speed in a common cache, where steps also look at idle tokens: 12.8 ms with none, 16.2 with 4,608 (SmolLM2-135M, one
+sequence, 2 threads). With one cache per slot, the default, they cost nothing.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class Runner:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do, now or later, for the requests there are."""
-        return not self._tasks
+        """Nothing to do, now or later, for the requests there are and those who wait for their slots."""
+        return not self._tasks and not self._when_idle
 
     def submit(self, stream: Stream) -> None:
         self.taken += stream.generation.n

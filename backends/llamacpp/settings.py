@@ -54,7 +54,8 @@ class LlamaCppSettings(BaseModel):
     )
     unified_kv: bool = Field(
         False,
-        description="One KV cache for all slots in place of one per slot. Slower once several requests run.",
+        description="One KV cache for all slots in place of one per slot. Slower once several requests run, and the "
+        "more idle slots remember.",
     )
     kv_size: int | None = Field(
         None,

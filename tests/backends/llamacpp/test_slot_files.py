@@ -472,7 +472,7 @@ async def test_no_room_in_a_common_cache(demo_model: str, tmp_path: Path) -> Non
         await answer(backend, in_slot(0))
         await answer(backend, in_slot(0, 40))
         saved = await backend.save_slot(0, "story")
-        await answer(backend, in_slot(0, text="Something else. " * 30))
+        await answer(backend, in_slot(0, text="Something else. " * 55))
         await backend.restore_slot(1, "story")
         assert await held(backend) == [0, saved.tokens], "the idle one made room"
         stream = backend.generate(in_slot(0, text="Something else. " * 55, max_tokens=60))
