@@ -19,9 +19,9 @@ from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.turns import Turns
 from protocols.errors import InvalidRequest
 from protocols.request import LoraScale, Request, SlotOptions, TextPrompt
-from tests.backends.contract import Answer, answer, until
+from tests.backends.contract import Answer, answer
 from tests.backends.llamacpp.adapters import write_adapter
-from tests.backends.llamacpp.helpers import check_every_step, check_near_ties, greedy, parts
+from tests.backends.llamacpp.helpers import check_near_ties, greedy, parts, watched
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -62,17 +62,9 @@ async def shared(demo_model: str, files: list[Path], request: pytest.FixtureRequ
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def backend(shared: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
-    """Nothing remembered and no scales set; the books are checked after every step."""
-    runner, _ = parts(shared)
-    for slot in runner.kv.slots:
-        runner.kv.clear(slot)
-    assert runner.kv.prompts is not None
-    runner.kv.prompts.clear()
     await shared.set_adapters(())
-    check_every_step(monkeypatch)
-    yield shared
-    await until(shared, running=0, within_s=10)
-    await shared.check_health()
+    async with watched(shared, monkeypatch) as backend:
+        yield backend
 
 
 def with_(request: Request, *scales: tuple[int, float]) -> Request:

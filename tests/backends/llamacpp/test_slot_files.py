@@ -25,7 +25,7 @@ from protocols.errors import InternalError, InvalidRequest, NotSupported, Overlo
 from protocols.request import LoraScale, Request, Sampling, SlotOptions, TextPrompt
 from tests.backends.contract import Answer, answer, until
 from tests.backends.llamacpp.adapters import write_adapter
-from tests.backends.llamacpp.helpers import check_every_step, greedy, parts
+from tests.backends.llamacpp.helpers import check_every_step, forget, greedy, parts
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -162,22 +162,13 @@ async def backend(
     shared: tuple[LlamaCppBackend, Path], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LlamaCppBackend]:
     backend, folder = shared
-    await forget(backend)
+    forget(backend)
     for file in folder.iterdir():
         file.unlink()
     check_every_step(monkeypatch)
     yield backend
     await until(backend, running=0, within_s=10)
     parts(backend)[0].check_integrity()
-
-
-async def forget(backend: LlamaCppBackend) -> None:
-    """All that slots and prompt cache hold."""
-    for slot in range(backend.stats().slots):
-        await backend.erase_slot(slot)
-    runner, _ = parts(backend)
-    assert runner.kv.prompts is not None
-    runner.kv.prompts.clear()
 
 
 def in_slot(id: int, max_tokens: int = 8, text: str = STORY, **fields: Any) -> Request:
@@ -202,7 +193,7 @@ async def test_a_saved_slot_comes_back(backend: LlamaCppBackend, folder: Path) -
     assert saved.bytes == (folder / "story").stat().st_size
     assert (saved.slot, saved.filename) == (0, "story")
     assert await held(backend) == [saved.tokens, 0, 0], "saving changes nothing"
-    await forget(backend)
+    forget(backend)
     assert await held(backend) == [0, 0, 0]
     restored = await backend.restore_slot(2, "story")
     assert (restored.tokens, restored.bytes) == (saved.tokens, saved.bytes)
@@ -216,7 +207,7 @@ async def test_a_saved_slot_comes_back(backend: LlamaCppBackend, folder: Path) -
 async def test_a_restored_slot_is_a_source_for_others(backend: LlamaCppBackend) -> None:
     first = await answer(backend, in_slot(0))
     await backend.save_slot(0, "story")
-    await forget(backend)
+    forget(backend)
     await backend.restore_slot(1, "story")
     got = await answer(backend, in_slot(2, text=STORY + "Then"))
     assert cached(got) >= first.completion.usage.prompt_tokens - 1
@@ -256,7 +247,7 @@ async def test_the_adapters_are_part_of_it(backend: LlamaCppBackend) -> None:
     lora = (LoraScale(0, 0.5),)
     await answer(backend, in_slot(0, lora=lora))
     await backend.save_slot(0, "story")
-    await forget(backend)
+    forget(backend)
     await backend.restore_slot(1, "story")
     assert cached(await answer(backend, in_slot(2))) == 0
     assert cached(await answer(backend, in_slot(1, lora=lora))) > 50
@@ -384,7 +375,7 @@ async def test_a_slot_whose_copy_waits_for_a_step_can_be_saved(backend: LlamaCpp
     for slot, tokens in ((0, first.completion.usage.prompt_tokens + 7), (1, 50)):
         assert (await backend.save_slot(slot, "story")).tokens == tokens
         runner.check_integrity()
-    await forget(backend)
+    forget(backend)
     await backend.restore_slot(2, "story")
     assert cached(await answer(backend, in_slot(2))) == 50
 

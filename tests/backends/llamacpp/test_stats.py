@@ -12,7 +12,7 @@ from backends.llamacpp.settings import LlamaCppSettings
 from protocols.events import Progress
 from protocols.request import Request, SlotOptions, TextPrompt
 from tests.backends.contract import answer, until
-from tests.backends.llamacpp.helpers import check_every_step, greedy, parts
+from tests.backends.llamacpp.helpers import greedy, parts, watched
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -34,14 +34,8 @@ async def shared(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def backend(shared: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
-    runner, _ = parts(shared)
-    for slot in runner.kv.slots:
-        runner.kv.clear(slot)
-    assert runner.kv.prompts is not None
-    runner.kv.prompts.clear()
-    check_every_step(monkeypatch)
-    yield shared
-    await until(shared, running=0, within_s=10)
+    async with watched(shared, monkeypatch) as backend:
+        yield backend
     assert shared.stats().uncached_tokens_queued == 0
 
 
