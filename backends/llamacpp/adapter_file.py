@@ -38,8 +38,10 @@ def check_adapter_file(path: Path) -> None:
 
 
 def _check(file: BinaryIO) -> None:
-    magic, version, tensors, values = _read(file, "<4sIQQ")
-    if magic != b"GGUF" or version not in (2, 3):
+    if file.read(4) != b"GGUF":
+        raise _NotUnderstood
+    version, tensors, values = _read(file, "<IQQ")
+    if version not in (2, 3):
         raise _NotUnderstood
     for _ in range(values):
         key = _string(file)

@@ -81,7 +81,8 @@ def fingerprint(path: Path) -> str:
 def write(path: Path, header: Header, tokens: Tokens, state: State) -> int:
     """Returns the size of the file. There is all of it or, after an `OSError`, what was there before."""
     packed = msgspec.msgpack.encode(header)
-    parts = [_MAGIC, len(packed).to_bytes(4, "little"), packed, tokens.astype("<i4").tobytes(), state.data]
+    start = _MAGIC + len(packed).to_bytes(4, "little") + packed + tokens.astype("<i4").tobytes()
+    parts: tuple[bytes | memoryview, ...] = (start, state.data)
     checksum = 0
     descriptor, unfinished = tempfile.mkstemp(prefix=".unfinished-", dir=path.parent)
     try:

@@ -348,14 +348,15 @@ async def test_a_full_disk_is_a_clean_error(
 async def test_a_busy_slot_is_waited_for_and_nobody_else(backend: LlamaCppBackend) -> None:
     stream = backend.generate(in_slot(0, 100))
     await anext(stream)
-    calls = [asyncio.create_task(call) for call in (backend.save_slot(0, "story"), backend.erase_slot(0))]
+    saving, erasing = asyncio.create_task(backend.save_slot(0, "story")), asyncio.create_task(backend.erase_slot(0))
     cancelled = asyncio.create_task(backend.erase_slot(0))
     assert len((await answer(backend, in_slot(1, 4))).tokens) == 4, "others run"
     assert await backend.erase_slot(1) > 0
-    assert not any(call.done() for call in calls)
+    assert not saving.done()
+    assert not erasing.done()
     cancelled.cancel()
     rest = [frame async for frame in stream]
-    saved, erased = await asyncio.gather(*calls)
+    saved, erased = await saving, await erasing
     tokens = sum(len(frame.tokens) for frame in rest)
     assert tokens == 100
     assert saved.tokens == erased > 100, "in the order they came"
