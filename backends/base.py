@@ -62,14 +62,21 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class BackendStats(msgspec.Struct, frozen=True):
-    """A snapshot for routing, scaling and tests. Counts are requests unless they say tokens; totals only ever grow."""
+    """A snapshot for routing, scaling and tests. Counts are requests unless they say tokens; totals only ever grow.
+
+    `uncached_tokens_queued` is what there is to compute before every request there is, waiting or running, generates:
+    prompts without the beginnings that are cached or another one is to compute first. Of those waiting, an estimate.
+    """
 
     slots: int
     running: int
     waiting: int
     queued_prompt_tokens: int = 0
+    uncached_tokens_queued: int = 0
     kv_tokens_used: int = 0
     kv_tokens_capacity: int = 0
+    prompt_cache_tokens: int = 0
+    prompt_cache_bytes: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Literal, Protocol, Self
 from zlib import crc32
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backends.adapters import NO_ADAPTERS, AdapterSet, adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.output.stops import StopMatcher
+from protocols.calls import Adapter, SlotFile, SlotState
 from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, ServingError, Unavailable
 from protocols.events import Event, Failed, Finished, FinishReason, Frame, Started, TextDelta, Timings, Usage
-from protocols.request import ChatPrompt, ImagePart, InfillPrompt, Message, Request, TextPrompt, TokenPrompt
+from protocols.request import (
+    ChatPrompt,
+    ImagePart,
+    InfillPrompt,
+    LoraScale,
+    Message,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+)
 
 VOCAB_SIZE = 32_000
 
@@ -51,7 +63,8 @@ class FakeFault(BaseModel):
 class FakeSettings(BaseModel):
     """`tokens` is the length of an answer whose request does not set `max_tokens`; a request that does gets that many.
 
-    The text of a token is `piece` and its id. `inter_token_s` 0 means as fast as the event loop turns.
+    The text of a token is `piece` and its id. `inter_token_s` 0 means as fast as the event loop turns. `adapters` are
+    paths of which only the names matter: an answer with other scales has other tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,6 +76,7 @@ class FakeSettings(BaseModel):
     inter_token_s: float = Field(0.0, ge=0)
     tokens: int = Field(16, ge=0)
     piece: str = " token"
+    adapters: tuple[str, ...] = ()
     fail_at: FakeFault | None = None
 
 
@@ -85,9 +99,9 @@ def _message_length(message: Message) -> int:
     return 1 + images + sum(len(text.split()) for text in texts)
 
 
-def answer_key(request: Request) -> int:
+def answer_key(request: Request, adapters: AdapterSet = NO_ADAPTERS) -> int:
     """What the ids of an answer depend on besides the position. A seed matters only where something is drawn."""
-    key = crc32(msgspec.json.encode(request.prompt))
+    key = crc32(msgspec.json.encode((request.prompt, adapters) if adapters else request.prompt))
     sampling = request.sampling
     return key if sampling.seed is None or sampling.temperature == 0 else crc32(b"%d" % sampling.seed, key)
 
@@ -107,7 +121,9 @@ class _Source(Protocol):
 class _Choice:
     """One alternative of a generated answer. Tokens of `request.resume` pass through silently, then it continues."""
 
-    def __init__(self, request: Request, settings: FakeSettings, index: int, prompt_tokens: int) -> None:
+    def __init__(
+        self, request: Request, settings: FakeSettings, index: int, prompt_tokens: int, adapters: AdapterSet
+    ) -> None:
         room = settings.context_length - prompt_tokens
         ends_itself = request.max_tokens is None and not request.ignore_eos and settings.tokens <= room
         self.reason: FinishReason = "stop" if ends_itself else "length"
@@ -116,7 +132,7 @@ class _Choice:
         self._limit = settings.tokens if ends_itself else room
         if request.max_tokens is not None:
             self._limit = min(request.max_tokens, room)
-        self._key = answer_key(request)
+        self._key = answer_key(request, adapters)
         self._piece = settings.piece
         self._stops = StopMatcher(request.stop)
         for token in request.resume:
@@ -149,7 +165,12 @@ class _Choice:
 
 class _Generated:
     def __init__(
-        self, request: Request, settings: FakeSettings, fault: FakeFault | None, clock: Callable[[], float]
+        self,
+        request: Request,
+        settings: FakeSettings,
+        fault: FakeFault | None,
+        clock: Callable[[], float],
+        adapters: AdapterSet,
     ) -> None:
         self.prompt_tokens = prompt_length(request)
         if self.prompt_tokens >= settings.context_length:
@@ -159,7 +180,7 @@ class _Generated:
         self.done = False
         self._fault = fault
         self._clock = clock
-        self._choices = [_Choice(request, settings, index, self.prompt_tokens) for index in range(request.n)]
+        self._choices = [_Choice(request, settings, index, self.prompt_tokens, adapters) for index in range(request.n)]
         self._steps = 0  # the first one holds no token
         self._admitted = self._first_token = 0.0
 
@@ -223,9 +244,12 @@ class _Scripted:
 class _Stream:
     """One request inside the engine, and the queue its consumer reads: frames, then an error or None for the end."""
 
-    def __init__(self, source: _Source, prompt_tokens: int) -> None:
+    def __init__(self, source: _Source, request: Request) -> None:
         self.source = source
-        self.prompt_tokens = prompt_tokens
+        self.request = request
+        self.prompt_tokens = prompt_length(request)
+        self.slot = -1  # once it has one
+        self.gone = asyncio.Event()
         self.generated = 0
         self.ready_at = 0.0
         self.queue: asyncio.Queue[Frame | ServingError | None] = asyncio.Queue()
@@ -247,6 +271,10 @@ class FakeBackend(Unsupported):
         self._timer_due = 0.0
         self._next_step = 0.0
         self._prompt_tokens_total = self._generated_tokens_total = self._steps_total = 0
+        self._scales: tuple[LoraScale, ...] = ()
+        self._free_slots = list(range(settings.slots))  # a heap: the first free one is taken
+        self._held = [0] * settings.slots  # tokens of the last request in each slot
+        self._saved: dict[str, int] = {}  # filename -> tokens
 
     def enqueue(self, script: Iterable[Event | Frame]) -> None:
         """The next call of `generate` that finds no earlier script answers exactly this, one frame per step."""
@@ -267,8 +295,13 @@ class FakeBackend(Unsupported):
     ) -> AsyncGenerator[Frame, None]:
         loop = self._alive()
         source: _Source
-        source = _Generated(request, self._settings, fault, loop.time) if script is None else _Scripted(script)
-        stream = _Stream(source, prompt_length(request))
+        if script is None:
+            scales = self._scales if request.lora is None else request.lora
+            adapters = adapter_set(scales, len(self._settings.adapters))
+            source = _Generated(request, self._settings, fault, loop.time, adapters)
+        else:
+            source = _Scripted(script)
+        stream = _Stream(source, request)
         try:
             self._waiting[stream] = None
             self._admit(loop)
@@ -282,12 +315,62 @@ class FakeBackend(Unsupported):
     async def count_tokens(self, request: Request) -> int:
         return prompt_length(request)
 
+    def adapters(self) -> list[Adapter]:
+        scales = {item.id: item.scale for item in self._scales}
+        return [Adapter(id, path, scales.get(id, 0.0)) for id, path in enumerate(self._settings.adapters)]
+
+    async def set_adapters(self, scales: Sequence[LoraScale]) -> None:
+        self._scales = tuple(LoraScale(id, scale) for id, scale in adapter_set(scales, len(self._settings.adapters)))
+
+    async def slots(self) -> list[SlotState]:
+        states = [SlotState(id, self._settings.context_length, held) for id, held in enumerate(self._held)]
+        for stream in self._running:
+            states[stream.slot] = SlotState(
+                stream.slot,
+                self._settings.context_length,
+                cached_tokens=stream.prompt_tokens + stream.generated,
+                request=stream.request.id,
+                prompt_tokens=stream.prompt_tokens,
+                processed_tokens=stream.prompt_tokens,
+                generated_tokens=stream.generated,
+                max_tokens=stream.request.max_tokens,
+                sampling=stream.request.sampling,
+            )
+        return states
+
+    async def save_slot(self, slot: int, filename: str) -> SlotFile:
+        """There are no files; names are remembered as long as the backend lives."""
+        await self._idle_slot(slot)
+        self._saved[filename] = self._held[slot]
+        return SlotFile(slot, filename, self._held[slot], 4 * self._held[slot], 0.0)
+
+    async def restore_slot(self, slot: int, filename: str) -> SlotFile:
+        await self._idle_slot(slot)
+        self._held[slot] = self._saved.get(filename, 0)
+        if filename not in self._saved:
+            raise InvalidRequest(f"There is no readable file {filename!r}", param="filename")
+        return SlotFile(slot, filename, self._held[slot], 4 * self._held[slot], 0.0)
+
+    async def erase_slot(self, slot: int) -> int:
+        await self._idle_slot(slot)
+        held, self._held[slot] = self._held[slot], 0
+        return held
+
+    async def _idle_slot(self, slot: int) -> None:
+        if not 0 <= slot < self._settings.slots:
+            raise InvalidRequest(f"There is no slot {slot}: this model has {self._settings.slots}", param="id_slot")
+        while self._alive() and (busy := next((s for s in self._running if s.slot == slot), None)) is not None:
+            await busy.gone.wait()
+
     def stats(self) -> BackendStats:
         return BackendStats(
             slots=self._settings.slots,
             running=len(self._running),
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(stream.prompt_tokens for stream in self._waiting),
+            uncached_tokens_queued=sum(
+                s.prompt_tokens for streams in (self._waiting, self._prefilling) for s in streams
+            ),
             kv_tokens_used=sum(stream.prompt_tokens + stream.generated for stream in self._running),
             kv_tokens_capacity=self._settings.slots * self._settings.context_length,
             prompt_tokens_total=self._prompt_tokens_total,
@@ -312,8 +395,9 @@ class FakeBackend(Unsupported):
             self._timer.cancel()
         for stream in [*self._running, *self._waiting]:
             stream.queue.put_nowait(Unavailable(f"The model is not available: {why}"))
-        for streams in (self._waiting, self._running, self._prefilling, self._decoding):
-            streams.clear()
+        for stream in list(self._running):
+            self._leave(stream)
+        self._waiting.clear()
 
     def _take_fault(self) -> FakeFault | None:
         if self._faults_left == 0:
@@ -328,6 +412,7 @@ class FakeBackend(Unsupported):
             stream = next(iter(self._waiting))
             del self._waiting[stream]
             self._running[stream] = self._prefilling[stream] = None
+            stream.slot = heappop(self._free_slots)
             stream.ready_at = loop.time() + self._settings.ttft_s
             self._prompt_tokens_total += stream.prompt_tokens
             self._advance(stream)
@@ -343,6 +428,9 @@ class FakeBackend(Unsupported):
     def _leave(self, stream: _Stream) -> None:
         for streams in (self._running, self._prefilling, self._decoding):
             streams.pop(stream, None)
+        self._held[stream.slot] = stream.prompt_tokens + stream.generated
+        heappush(self._free_slots, stream.slot)
+        stream.gone.set()
 
     def _advance(self, stream: _Stream) -> None:
         try:

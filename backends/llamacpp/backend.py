@@ -13,13 +13,16 @@ from typing import TypeVar
 
 import msgspec
 
+from backends.adapters import adapter_set
 from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
 from backends.chat_template import ChatTemplate
+from backends.llamacpp.adapter_file import check_adapter_file
 from backends.llamacpp.bindings import (
     DECODED,
     Batch,
     Context,
     LlamaCppError,
+    LoraAdapter,
     Model,
     Tokens,
     built_with_amx,
@@ -34,11 +37,12 @@ from backends.llamacpp.runner import Runner
 from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
+from backends.llamacpp.slot_store import SlotStore, erase
 from backends.model_source import resolve_model
-from protocols.calls import Piece
-from protocols.errors import ContextOverflow, InvalidRequest, ServingError, Unavailable
+from protocols.calls import Adapter, Piece, SlotFile, SlotState
+from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Finished, Frame
-from protocols.request import ChatPrompt, Request
+from protocols.request import ChatPrompt, LoraScale, Request
 
 _X = TypeVar("_X")
 _Y = TypeVar("_Y")
@@ -54,6 +58,8 @@ class _Loaded(msgspec.Struct, frozen=True):
     context: Context
     tokenizer: Tokenizer
     card: ModelCard
+    adapters: tuple[LoraAdapter, ...]
+    slot_store: SlotStore | None
 
 
 class LlamaCppBackend(Unsupported):
@@ -62,6 +68,7 @@ class LlamaCppBackend(Unsupported):
         self._loaded: _Loaded | None = None
         self._engine: Engine | None = None
         self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="llamacpp-tokenize")
+        self._scales = tuple(LoraScale(id, adapter.scale) for id, adapter in enumerate(settings.adapters))
         self._closed = False
 
     async def start(self) -> ModelCard:
@@ -73,6 +80,7 @@ class LlamaCppBackend(Unsupported):
             prefill_chunk=self._settings.prefill_chunk,
             prefix_sharing=self._settings.prefix_sharing,
             prompts=_prompt_cache(self._settings, self._loaded.context),
+            adapters=self._loaded.adapters,
         )
         self._engine = Engine(runner, context_shift=self._settings.context_shift)
         self._engine.start()
@@ -82,6 +90,8 @@ class LlamaCppBackend(Unsupported):
         loaded, engine = self._alive()
         _check_slots(request, loaded.card.slots)
         check_limits(request)
+        scales = self._scales if request.lora is None else request.lora
+        adapters = adapter_set(scales, len(loaded.adapters))
         sampling = await self._sampling(request)
         prompt = await self._tokens(request)
         if len(prompt) >= loaded.card.context_length:
@@ -99,6 +109,7 @@ class LlamaCppBackend(Unsupported):
                 max_predict_ms=request.max_predict_ms,
                 n=request.n,
                 slot=request.slot,
+                adapters=adapters,
             )
         )
         open_choices = request.n
@@ -142,6 +153,35 @@ class LlamaCppBackend(Unsupported):
 
         return await self._aside(render, prompt)
 
+    def adapters(self) -> list[Adapter]:
+        loaded, _ = self._alive()
+        scales = {item.id: item.scale for item in self._scales}
+        return [
+            Adapter(id, settings.path, scales.get(id, 0.0), adapter.task_name, adapter.prompt_prefix)
+            for id, (settings, adapter) in enumerate(zip(self._settings.adapters, loaded.adapters, strict=True))
+        ]
+
+    async def set_adapters(self, scales: Sequence[LoraScale]) -> None:
+        loaded, _ = self._alive()
+        self._scales = tuple(LoraScale(id, scale) for id, scale in adapter_set(scales, len(loaded.adapters)))
+
+    async def slots(self) -> list[SlotState]:
+        _, engine = self._alive()
+        return await engine.ask(lambda runner: runner.slot_states())
+
+    async def save_slot(self, slot: int, filename: str) -> SlotFile:
+        store, engine = self._slot_store(slot)
+        return await store.save(engine, slot, filename)
+
+    async def restore_slot(self, slot: int, filename: str) -> SlotFile:
+        store, engine = self._slot_store(slot)
+        return await store.restore(engine, slot, filename)
+
+    async def erase_slot(self, slot: int) -> int:
+        _, engine = self._alive()
+        _check_slot(slot, self._settings.slots)
+        return await erase(engine, slot)
+
     def stats(self) -> BackendStats:
         if self._engine is None:
             return BackendStats(slots=self._settings.slots, running=0, waiting=0)
@@ -169,6 +209,15 @@ class LlamaCppBackend(Unsupported):
         if self._engine.failure is not None:
             raise Unavailable(self._engine.failure)
         return self._loaded, self._engine
+
+    def _slot_store(self, slot: int) -> tuple[SlotStore, Engine]:
+        loaded, engine = self._alive()
+        _check_slot(slot, self._settings.slots)
+        if loaded.slot_store is None:
+            raise NotSupported(
+                "Slots can be saved and restored where the model's setting slot_save_path names a folder"
+            )
+        return loaded.slot_store, engine
 
     async def _sampling(self, request: Request) -> SamplerSpec:
         """What `request` says about its tokens. Grammars and long lists take a while, so they leave the event loop."""
@@ -214,6 +263,8 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
     if settings.context_length > model.trained_context:
         log.warning("%s: the context is %d, what it was trained for", name, model.trained_context)
     context_length = min(settings.context_length, model.trained_context)
+    store = _slot_store(settings, path)
+    adapters = tuple(_load_adapter(model, adapter.path) for adapter in settings.adapters)
     try:
         template = ChatTemplate(model.chat_template, bos_token=model.bos_text, eos_token=model.eos_text)
         context = Context(
@@ -244,7 +295,28 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
         chat_template=model.chat_template,
     )
     tokenizer = Tokenizer(model, template, context_length=context_length, suffix_first=settings.infill_suffix_first)
-    return _Loaded(model, context, tokenizer, card)
+    return _Loaded(model, context, tokenizer, card, adapters, store)
+
+
+def _load_adapter(model: Model, source: str) -> LoraAdapter:
+    path = resolve_model(source, "adapter")
+    try:
+        check_adapter_file(path)
+        return LoraAdapter(model, path)
+    except (LlamaCppError, ValueError) as error:
+        raise BackendStartError(f"adapter {source!r}: {error}") from error
+
+
+def _slot_store(settings: LlamaCppSettings, model: Path) -> SlotStore | None:
+    if settings.slot_save_path is None:
+        return None
+    caches = "one KV cache" if settings.unified_kv else f"{settings.slots} KV caches"
+    return SlotStore(
+        Path(settings.slot_save_path).expanduser(),
+        model,
+        [resolve_model(adapter.path, "adapter") for adapter in settings.adapters],
+        f"{caches} of {settings.cache_type_k} keys and {settings.cache_type_v} values",
+    )
 
 
 def _warm_up(context: Context) -> int:
@@ -296,5 +368,10 @@ def _check_slots(request: Request, slots: int) -> None:
         raise InvalidRequest(f"This model produces at most {slots} choices per request", param="n")
     if request.n > 1 and request.resume:
         raise InvalidRequest("A request with several choices cannot be resumed", param="n")
-    if request.slot.id is not None and not 0 <= request.slot.id < slots:
-        raise InvalidRequest(f"There is no slot {request.slot.id}: this model has {slots}", param="id_slot")
+    if request.slot.id is not None:
+        _check_slot(request.slot.id, slots)
+
+
+def _check_slot(id: int, slots: int) -> None:
+    if not 0 <= id < slots:
+        raise InvalidRequest(f"There is no slot {id}: this model has {slots}", param="id_slot")

@@ -322,6 +322,13 @@ class Context:
             self.unsettled.clear()
         return code
 
+    def apply_adapters(self, adapters: Sequence[tuple[LoraAdapter, float]]) -> None:
+        """From the next `decode` on, for all sequences. What they hold stays as it was computed."""
+        handles = (c.llama_adapter_lora_p_ctypes * len(adapters))(*(adapter.handle for adapter, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        if (code := c.llama_set_adapters_lora(self.handle, handles, len(adapters), scales)) != 0:
+            raise LlamaCppError(f"the adapters could not be applied ({code})")
+
     def check_output(self, row: int) -> None:
         """Raises unless `row` of the last batch has logits. Asking llama.cpp for others may end the process."""
         if self._decoded is None or not self._decoded.wants_logits(row):
@@ -398,6 +405,29 @@ class Context:
         if self._context:
             c.llama_free(self._context)
             self._context = self._memory = self._decoded = None
+
+
+# --- adapters --------------------------------------------------------------
+
+
+class LoraAdapter:
+    """A LoRA adapter in memory. The model it was loaded for frees it."""
+
+    def __init__(self, model: Model, path: Path) -> None:
+        with _explained("it cannot be loaded"):
+            self.handle = _not_null(c.llama_adapter_lora_init(model.handle, str(path).encode()), "it gave no reason")
+            if c.llama_adapter_get_alora_n_invocation_tokens(self.handle):
+                raise LlamaCppError("it is an activated adapter (aLoRA), which only applies behind certain tokens")
+        self.task_name = self._text("adapter.lora.task_name")
+        self.prompt_prefix = self._text("adapter.lora.prompt_prefix")
+
+    def _text(self, key: str) -> str:
+        size = c.llama_adapter_meta_val_str(self.handle, key.encode(), None, 0)
+        if size < 0:
+            return ""
+        buffer = ctypes.create_string_buffer(size + 1)
+        c.llama_adapter_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
 
 
 def _bytes_of(state: State) -> Any:

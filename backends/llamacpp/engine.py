@@ -27,16 +27,21 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import msgspec
 
 from backends.base import BackendStats
+from backends.llamacpp.bindings import LlamaCppError
 from backends.llamacpp.runner import Runner
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.streams import Result, Stream
-from protocols.errors import ServingError, Unavailable
+from protocols.errors import InternalError, ServingError, Unavailable
 
 log = logging.getLogger(__name__)
+
+
+Answer = TypeVar("Answer")
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -58,6 +63,7 @@ class Engine:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[Stream] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
         self._submitted = self._submitted_tokens = 0
         self._stopping = False
         self._snapshot = _Snapshot(runner.stats())
@@ -87,16 +93,34 @@ class Engine:
             self._open.discard(stream)
             self._commands.put(partial(self._runner.cancel, stream))
 
+    async def ask(self, question: Callable[[Runner], Answer], *, slot: int | None = None) -> Answer:
+        """What `question` returns or raises on the engine thread, between two steps; with `slot`, once it is idle.
+
+        Cancelled before that, it is not asked. A `LlamaCppError` becomes `InternalError`.
+        """
+        if self.failure is not None:
+            raise Unavailable(self.failure)
+        asked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked.add(asked)
+        put = partial(self._answer, asked, question)
+        self._commands.put(put if slot is None else partial(self._runner.when_idle, slot, put))
+        try:
+            return await asked
+        finally:
+            self._asked.discard(asked)
+
     def stats(self) -> BackendStats:
         """The last step's numbers, plus what was submitted since."""
         snapshot = self._snapshot
         unseen = self._submitted - snapshot.taken
         if not unseen or self.failure is not None:
             return snapshot.stats
+        unseen_tokens = self._submitted_tokens - snapshot.taken_tokens
         return msgspec.structs.replace(
             snapshot.stats,
             waiting=snapshot.stats.waiting + unseen,
-            queued_prompt_tokens=snapshot.stats.queued_prompt_tokens + self._submitted_tokens - snapshot.taken_tokens,
+            queued_prompt_tokens=snapshot.stats.queued_prompt_tokens + unseen_tokens,
+            uncached_tokens_queued=snapshot.stats.uncached_tokens_queued + unseen_tokens,
         )
 
     def stop(self, why: str) -> None:
@@ -121,6 +145,8 @@ class Engine:
         for stream in self._open:
             stream.items.put_nowait(error)
         self._open.clear()
+        for asked in self._asked:
+            _reject(asked, error)
 
     # --- on the engine thread ---
 
@@ -161,6 +187,19 @@ class Engine:
                 return
             command()
 
+    def _answer(self, asked: asyncio.Future[Answer], question: Callable[[Runner], Answer]) -> None:
+        if asked.done():
+            return
+        try:
+            answer = question(self._runner)
+        except ServingError as error:
+            self._post(partial(_reject, asked, error))
+        except LlamaCppError as error:
+            log.error("%s", error)
+            self._post(partial(_reject, asked, InternalError(InternalError.PUBLIC_MESSAGE)))
+        else:
+            self._post(partial(_resolve, asked, answer))
+
     def _on_stop(self) -> None:
         self._stopping = True
 
@@ -179,3 +218,13 @@ class Engine:
             if not self._loop.is_closed():
                 raise
             self._stopping = True  # the loop went away without `stop`; nobody is left to serve
+
+
+def _resolve(asked: asyncio.Future[Answer], answer: Answer) -> None:
+    if not asked.done():
+        asked.set_result(answer)
+
+
+def _reject(asked: asyncio.Future[Answer], error: ServingError) -> None:
+    if not asked.done():
+        asked.set_exception(error)

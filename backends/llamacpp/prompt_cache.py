@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.llamacpp.slots import Tokens, common_prefix
 
 State = npt.NDArray[np.uint8]
@@ -28,15 +29,22 @@ log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False):
-    """One conversation: its tokens, the bytes of its sequence, and states to go back to where it cannot be cut."""
+    """One conversation: its tokens, the bytes of its sequence, and states to go back to where it cannot be cut.
+
+    Only good for prompts with the same `adapters`.
+    """
 
     tokens: Tokens
     state: State
     checkpoints: tuple[bytes, ...] = ()
+    adapters: AdapterSet = NO_ADAPTERS
 
     @property
     def size(self) -> int:
         return len(self.state) + sum(map(len, self.checkpoints))
+
+    def common_prefix(self, prompt: Tokens, adapters: AdapterSet) -> int:
+        return common_prefix(self.tokens, prompt) if adapters == self.adapters else 0
 
 
 class RestoreFailed(Exception):
@@ -70,15 +78,21 @@ class PromptCache:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
 
-    def alloc(self, prompt: Tokens, state_size: int, checkpoints: tuple[bytes, ...] = ()) -> Entry | None:
+    def alloc(
+        self,
+        prompt: Tokens,
+        state_size: int,
+        checkpoints: tuple[bytes, ...] = (),
+        adapters: AdapterSet = NO_ADAPTERS,
+    ) -> Entry | None:
         """A new last entry, whose `state` the caller must fill; None when it is not needed or there is no room."""
-        if any(common_prefix(entry.tokens, prompt) == len(prompt) for entry in self._entries):
+        if any(entry.common_prefix(prompt, adapters) == len(prompt) for entry in self._entries):
             return None
         size = state_size + sum(map(len, checkpoints))
         if self.limit_size and size > self.limit_size:
             return None
         for entry in list(self._entries):
-            if common_prefix(entry.tokens, prompt) == len(entry.tokens):
+            if entry.common_prefix(prompt, adapters) == len(entry.tokens):
                 self._remove(entry)
         while self.limit_size and self._entries and self.size + size > self.limit_size:
             self._remove(self._entries[0])
@@ -89,7 +103,7 @@ class PromptCache:
             log.warning("no memory for a state of %d bytes; the prompt cache shrinks to %d", size, self.limit_size)
             self.update()
             return None
-        entry = Entry(prompt.copy(), state, checkpoints)
+        entry = Entry(prompt.copy(), state, checkpoints, adapters)
         self._entries.append(entry)
         self.size += entry.size
         self.n_tokens += len(entry.tokens)
@@ -100,13 +114,20 @@ class PromptCache:
         self._remove(entry)
 
     def load(
-        self, cached: Tokens, prompt: Tokens, restore: Callable[[State], int], *, within_reach: int = 0
+        self,
+        cached: Tokens,
+        prompt: Tokens,
+        restore: Callable[[State], int],
+        adapters: AdapterSet = NO_ADAPTERS,
+        *,
+        within_reach: int = 0,
     ) -> Entry | None:
         """Moves the best entry for `prompt` into the sequence that holds `cached` now; None if that is best as it is.
 
-        `restore` returns how many bytes it has read.
+        `cached` is what the sequence holds with the same `adapters`, nothing if they are others. `restore` returns how
+        many bytes it has read.
         """
-        best = self.best(cached, prompt, within_reach=within_reach)
+        best = self.best(cached, prompt, adapters, within_reach=within_reach)
         if best is None:
             return None
         if restore(best.state) != len(best.state):
@@ -114,7 +135,9 @@ class PromptCache:
         self._remove(best)
         return best
 
-    def best(self, cached: Tokens, prompt: Tokens, *, within_reach: int = 0) -> Entry | None:
+    def best(
+        self, cached: Tokens, prompt: Tokens, adapters: AdapterSet = NO_ADAPTERS, *, within_reach: int = 0
+    ) -> Entry | None:
         """What `load` would take.
 
         `within_reach` of the first prompt tokens could be had without computing them in another way than from `cached`.
@@ -125,15 +148,15 @@ class PromptCache:
         best_similarity = max(own, within_reach) / len(prompt)
         best: Entry | None = None
         for entry in self._entries:
-            common = common_prefix(entry.tokens, prompt)
+            common = entry.common_prefix(prompt, adapters)
             kept, similarity = common / len(entry.tokens), common / len(prompt)
             if kept >= MIN_KEPT and kept > best_kept and similarity > best_similarity:
                 best, best_kept, best_similarity = entry, kept, similarity
         return best
 
-    def longest(self, prompt: Tokens) -> int:
+    def longest(self, prompt: Tokens, adapters: AdapterSet = NO_ADAPTERS) -> int:
         """How many of the first tokens of `prompt` an entry could give."""
-        common = [(common_prefix(entry.tokens, prompt), len(entry.tokens)) for entry in self._entries]
+        common = [(entry.common_prefix(prompt, adapters), len(entry.tokens)) for entry in self._entries]
         return max((shared for shared, length in common if shared >= MIN_KEPT * length), default=0)
 
     def update(self) -> None:
@@ -168,5 +191,5 @@ class PromptCache:
             if not len(one.tokens):
                 raise AssertionError("an empty entry")
             for other in self._entries[i + 1 :]:
-                if common_prefix(one.tokens, other.tokens) == min(len(one.tokens), len(other.tokens)):
+                if one.common_prefix(other.tokens, other.adapters) == min(len(one.tokens), len(other.tokens)):
                     raise AssertionError("an entry is the beginning of another")

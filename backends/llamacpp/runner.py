@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from itertools import chain, islice
 
 import numpy as np
 
+from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.base import BackendStats
-from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, Model
+from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, LoraAdapter, Model
 from backends.llamacpp.kv_cache import KvCache
 from backends.llamacpp.prompt_cache import PromptCache
 from backends.llamacpp.sampler import Sampler
@@ -27,11 +30,15 @@ from backends.llamacpp.scheduler import (
     shift_range,
     shrunk,
     still_following,
+    uncached,
     youngest,
 )
 from backends.llamacpp.sequence import NO_TOKENS, Sequence
+from backends.llamacpp.slot_states import slot_states
 from backends.llamacpp.slots import Slot
 from backends.llamacpp.streams import Result, Stream
+from backends.llamacpp.turns import Turns
+from protocols.calls import SlotState
 from protocols.errors import ContextOverflow, InternalError, InvalidRequest, ServingError
 from protocols.events import Frame
 
@@ -40,6 +47,9 @@ log = logging.getLogger(__name__)
 _RATE_SMOOTHING = 0.2
 _RATE_MIN_TOKENS = 16
 """Steps with fewer prompt tokens say nothing about prefill speed: decoding dominates them."""
+
+_COMPARED = 64
+"""With how many of those who came before it a new prompt is compared, to tell how much of it is left to compute."""
 
 _HEADROOM = 32
 """Tokens each running request may still generate before a paused one that just returned must make room again."""
@@ -55,6 +65,7 @@ class Runner:
         prefill_chunk: int,
         prefix_sharing: bool = True,
         prompts: PromptCache | None = None,
+        adapters: tuple[LoraAdapter, ...] = (),
     ) -> None:
         self.kv = KvCache(context, prompts)
         self.results: list[Result] = []
@@ -66,6 +77,10 @@ class Runner:
         self._share = prefix_sharing
         self._oversubscribed = context.unified and context.kv_size < context.sequences * context_length
         self._batch = Batch(context.batch_size)
+        self._adapters = adapters
+        self._applied = NO_ADAPTERS
+        self._turns = Turns()
+        self._when_idle: list[tuple[int, Callable[[], None]]] = []
         self._tasks: dict[Stream, list[Task]] = {}
         # Dicts keep the order of arrival.
         self._waiting: dict[Task, None] = {}
@@ -81,8 +96,8 @@ class Runner:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do, now or later, for the requests there are."""
-        return not self._tasks
+        """Nothing to do, now or later, for the requests there are and those who wait for their slots."""
+        return not self._tasks and not self._when_idle
 
     def submit(self, stream: Stream) -> None:
         self.taken += stream.generation.n
@@ -99,10 +114,17 @@ class Runner:
                 self._shift_tokens(task)  # what it resumes had outgrown the context
             if task.sequence.finished:
                 self._emit(task, task.sequence.complete_frame())
+        first = tasks[0]
+        if not first.done:
+            first.uncached = self._uncached(first)
 
     def cancel(self, stream: Stream) -> None:
         for task in self._tasks.pop(stream, ()):
             self._leave(task)
+
+    def when_idle(self, slot: int, action: Callable[[], None]) -> None:
+        """Calls `action` between two steps, as soon as no request has `slot`. Only a request for that slot waits."""
+        self._when_idle.append((slot, action))
 
     def close(self) -> None:
         for stream in list(self._tasks):
@@ -112,6 +134,8 @@ class Runner:
 
     def admit(self) -> None:
         """Slots to those who wait longest. Followers whose leader is done, or gone, begin."""
+        if self._when_idle:
+            self._act_on_idle_slots()
         for task in [task for task in self._running if task.leader is not None]:
             if task in self._running and not still_following(task):
                 self._follow_or_begin(task)
@@ -127,13 +151,30 @@ class Runner:
                 continue
             if not self._has_room(task):
                 return
-            task.choice = self.kv.reserve(task.sequence.tokens, wish, share=self._shares(task), taken=held)
+            task.choice = self.kv.reserve(
+                task.sequence.tokens, task.adapters, wish, share=self._shares(task), taken=held
+            )
             if task.choice is None:
                 return
             self._waiting.pop(task, None)
             self._paused.pop(task, None)
             self._running[task] = None
             self._follow_or_begin(task)
+
+    def _act_on_idle_slots(self) -> None:
+        actions, self._when_idle = self._when_idle, []
+        for slot, action in actions:
+            if self.kv.slots[slot].busy:
+                self._when_idle.append((slot, action))
+            else:
+                action()
+
+    def _uncached(self, task: Task) -> int:
+        if not task.generation.slot.reuse:
+            return len(task.sequence.tokens)
+        latest = islice(chain(reversed(self._waiting), reversed(self._running)), _COMPARED) if self._share else ()
+        others = [other for other in latest if other.stream is not task.stream]
+        return uncached(task, others, self.kv.within_reach(task.sequence.tokens, task.adapters))
 
     def _shares(self, task: Task) -> bool:
         """The choices of one request share their prompt, whatever the setting."""
@@ -145,7 +186,7 @@ class Runner:
             return True
         tokens, known = task.sequence.tokens, 0
         if self._shares(task):
-            known = self.kv.slots.longest(tokens)[1]
+            known = self.kv.slots.longest(tokens, task.adapters)[1]
             if (head := leader(task, self._running, known, self.kv.slots.min_copy)) is not None:
                 known = head[1]
         coming = sum(other.sequence.uncomputed for other in self._running if other.active)
@@ -157,11 +198,12 @@ class Runner:
         share, reuse = self._shares(task), task.generation.slot.reuse
         tokens = task.sequence.tokens
         if share and reuse:
-            head = leader(task, self._running, self.kv.within_reach(tokens), self.kv.slots.min_copy)
+            reach = self.kv.within_reach(tokens, task.adapters)
+            head = leader(task, self._running, reach, self.kv.slots.min_copy)
             if head is not None:
                 task.leader, task.promised = head
                 return
-        self.kv.fill(task.choice, tokens, share=share, reuse=reuse or task.begun)
+        self.kv.fill(task.choice, tokens, task.adapters, share=share, reuse=reuse or task.begun)
         if task.begun:
             task.sequence.unpause(task.choice.slot)
         else:
@@ -190,7 +232,11 @@ class Runner:
             slot_full = task.active and task.sequence.slot.length >= self._context_length
             if slot_full and not task.sequence.uncomputed:
                 self._shift(task)
-        work = plan(self._running, self._batch.capacity, self._prefill_chunk)
+        adapters = self._turns.next(task.adapters for task in self._running if task.active)
+        if adapters is None:
+            return
+        work = plan(self._running, self._batch.capacity, self._prefill_chunk, adapters)
+        self._apply(adapters)
         started = time.monotonic()
         self._compute(work)
         self._steps += 1
@@ -199,6 +245,11 @@ class Runner:
             rate = prefilled / max(time.monotonic() - started, 1e-6)
             weight = _RATE_SMOOTHING if self._prefill_rate else 1.0
             self._prefill_rate += weight * (rate - self._prefill_rate)
+
+    def _apply(self, adapters: AdapterSet) -> None:
+        if adapters != self._applied:
+            self._context.apply_adapters([(self._adapters[id], scale) for id, scale in adapters])
+            self._applied = adapters
 
     def _compute(self, work: list[Work]) -> None:
         """Computes `work` in one decode if it can, in several if it must, and draws the tokens that follow."""
@@ -263,6 +314,7 @@ class Runner:
         del self._running[task]
         self._paused[task] = None
         self.kv.suspend(slot)
+        task.uncached = self._uncached(task)
 
     def _isolate(self, work: list[Work], code: int) -> None:
         """The decode of `work` failed. Finds the part that can be computed: one request's trouble stays its own."""
@@ -335,20 +387,26 @@ class Runner:
 
     def stats(self) -> BackendStats:
         """Every choice of a request counts as one that runs or waits, its prompt counts once."""
-        slots = self.kv.slots
+        slots, prompts = self.kv.slots, self.kv.prompts
         return BackendStats(
             slots=len(slots),
             running=len(self._running),
             waiting=len(self._waiting) + len(self._paused),
             queued_prompt_tokens=sum(len(t.generation.prompt) for t in self._waiting if not t.generation.choice),
+            uncached_tokens_queued=sum(t.remaining for t in chain(self._waiting, self._paused, self._running)),
             kv_tokens_used=slots.busy_tokens,
             kv_tokens_capacity=min(len(slots) * self._context_length, self.kv.capacity),
+            prompt_cache_tokens=prompts.n_tokens if prompts is not None else 0,
+            prompt_cache_bytes=prompts.size if prompts is not None else 0,
             prompt_tokens_total=self._prompt_total,
             cached_tokens_total=self._cached_total,
             generated_tokens_total=self._generated_total,
             steps_total=self._steps,
             prefill_tokens_per_s=self._prefill_rate,
         )
+
+    def slot_states(self) -> list[SlotState]:
+        return slot_states(self.kv.slots, self._running, self._context_length)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the books contradict each other or llama.cpp. Tests call it after every step."""
@@ -362,6 +420,8 @@ class Runner:
                 raise AssertionError("a waiting task holds a slot, or has ended")
         for task in self._running:
             assert task.choice is not None
+            if task.active and task.choice.slot.adapters != task.adapters:
+                raise AssertionError(f"slot {task.choice.slot.id} was computed with other adapters")
             if task.choice.slot.reserved != (task.leader is not None):
                 raise AssertionError(f"slot {task.choice.slot.id}: only a follower's slot is reserved")
         known = {task for tasks in self._tasks.values() for task in tasks if not task.done}

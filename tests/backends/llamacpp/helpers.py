@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from protocols.request import Prompt, Request, Sampling
-from tests.backends.contract import Answer, chat
+from tests.backends.contract import Answer, chat, until
 
 if TYPE_CHECKING:
     from backends.llamacpp.backend import LlamaCppBackend
@@ -27,6 +29,25 @@ def parts(backend: LlamaCppBackend) -> tuple[Runner, Context]:
     assert backend._engine is not None
     assert backend._loaded is not None
     return backend._engine._runner, backend._loaded.context
+
+
+def forget(backend: LlamaCppBackend) -> None:
+    """What the slots and the prompt cache of an idle engine hold."""
+    runner, _ = parts(backend)
+    for slot in runner.kv.slots:
+        runner.kv.clear(slot)
+    assert runner.kv.prompts is not None
+    runner.kv.prompts.clear()
+
+
+@asynccontextmanager
+async def watched(backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
+    """Nothing remembered from other tests, and after every step the slots know what the KV cache really holds."""
+    forget(backend)
+    check_every_step(monkeypatch)
+    yield backend
+    await until(backend, running=0, within_s=10)
+    await backend.check_health()
 
 
 async def check_near_ties(backend: LlamaCppBackend, request: Request, one: Answer, other: Answer) -> None:

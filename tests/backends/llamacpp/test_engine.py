@@ -29,7 +29,7 @@ from protocols.request import (
     TokenPrompt,
 )
 from tests.backends.contract import Answer, answer, until
-from tests.backends.llamacpp.helpers import check_every_step, greedy, parts
+from tests.backends.llamacpp.helpers import greedy, parts, watched
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -58,16 +58,8 @@ async def shared(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def backend(shared: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
-    """Nothing remembered from other tests, and after every step the slots know what the KV cache really holds."""
-    runner, _ = parts(shared)
-    for slot in runner.kv.slots:
-        runner.kv.clear(slot)
-    assert runner.kv.prompts is not None
-    runner.kv.prompts.clear()
-    check_every_step(monkeypatch)
-    yield shared
-    await until(shared, running=0, within_s=10)
-    await shared.check_health()
+    async with watched(shared, monkeypatch) as backend:
+        yield backend
 
 
 def story(subject: str, max_tokens: int = 32) -> Request:

@@ -14,7 +14,7 @@ from backends.llamacpp.settings import LlamaCppSettings
 from protocols.events import Finished, Progress, Started
 from protocols.request import Request, Sampling, SlotOptions, TextPrompt
 from tests.backends.contract import Answer, answer, until
-from tests.backends.llamacpp.helpers import check_every_step, check_near_ties, greedy, parts
+from tests.backends.llamacpp.helpers import check_every_step, check_near_ties, greedy, parts, watched
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -46,15 +46,8 @@ async def shared(demo_model: str, request: pytest.FixtureRequest) -> AsyncIterat
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def backend(shared: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaCppBackend]:
-    runner, _ = parts(shared)
-    for slot in runner.kv.slots:
-        runner.kv.clear(slot)
-    assert runner.kv.prompts is not None
-    runner.kv.prompts.clear()
-    check_every_step(monkeypatch)
-    yield shared
-    await until(shared, running=0, within_s=10)
-    await shared.check_health()
+    async with watched(shared, monkeypatch) as backend:
+        yield backend
 
 
 ANY_SLOT = SlotOptions()

@@ -99,6 +99,22 @@ def test_an_entry_that_could_not_be_filled_is_taken_back() -> None:
     assert len(cache) == 0
 
 
+def test_entries_of_other_adapters_are_other_conversations() -> None:
+    cache = PromptCache()
+    one = ((0, 1.0),)
+    assert cache.alloc(tokens(1, 2, 3), 10) is not None
+    assert cache.alloc(tokens(1, 2, 3), 10, adapters=one) is not None, "not covered by the other's"
+    assert cache.alloc(tokens(1, 2, 3, 4), 10) is not None, "it replaces only its own beginnings"
+    assert [(len(entry.tokens), entry.adapters) for entry in cache] == [(3, one), (4, ())]
+    prompt = tokens(1, 2, 3, 4, 5)
+    assert [cache.longest(prompt, adapters) for adapters in ((), one, ((0, 0.5),))] == [4, 3, 0]
+    loaded = cache.load(NOTHING, prompt, whole, one)
+    assert loaded is not None
+    assert loaded.adapters == one
+    assert cache.load(NOTHING, prompt, whole, one) is None
+    cache.check_integrity()
+
+
 # --- load -------------------------------------------------------------------------------------------------------------
 
 

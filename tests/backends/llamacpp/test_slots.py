@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from backends.llamacpp.slots import Choice, Slot, Slots, Tokens, common_prefix
 
+ONE = ((0, 1.0),)
+
 
 def tokens(*values: int) -> Tokens:
     return np.array(values, np.int32)
@@ -161,6 +163,22 @@ def test_what_a_context_shift_moved_is_no_use_to_other_prompts() -> None:
     slot.truncate(1)
     slot.append(tokens(7, 8))
     assert slot.common_prefix(tokens(0, 7, 8)) == 3
+
+
+def test_tokens_are_only_good_for_the_same_adapters() -> None:
+    prompt = tokens(*range(40))
+    slots = Slots(2, 64)
+    slots[0].append(prompt)
+    slots[0].adapters = ONE
+    for share in (False, True):
+        other, same = slots.choose(prompt, share=share), slots.choose(prompt, ONE, share=share)
+        assert other == Choice(slots[1], refresh=True)
+        assert same == Choice(slots[0], refresh=False)
+    assert slots.choose(prompt, share=True, id=0) == Choice(slots[0], refresh=True)
+    assert slots.longest(prompt) == (None, 0)
+    assert slots.longest(prompt, ONE) == (slots[0], 40)
+    assert len(slots[0].computed_with(ONE)) == 40
+    assert len(slots[0].computed_with(())) == 0
 
 
 class SlotsMachine(RuleBasedStateMachine):
