@@ -17,7 +17,7 @@ class Speculation(BaseModel):
     kind: Literal["off", "ngram", "draft"] = Field(
         "off",
         description="`ngram`: an answer is guessed to go on as its prompt or its beginning did, which pays for edits, "
-        "summaries and code. `draft`: a smaller model guesses. Requests can turn it off, or n-grams on where it is off.",
+        "summaries and code. `draft`: a smaller model guesses. Requests can turn it off, or n-grams on.",
     )
     max_tokens: int = Field(16, ge=1, le=64, description="Most tokens guessed at once. How many are is decided anew.")
     ngram_size: int = Field(3, ge=1, le=16, description="`ngram`: tokens that must agree before one is guessed.")
