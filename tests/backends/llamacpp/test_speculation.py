@@ -21,6 +21,7 @@ from protocols.request import (
     GbnfConstraint,
     JsonSchemaConstraint,
     LogprobOptions,
+    Prompt,
     Request,
     Sampling,
     SlotOptions,
@@ -49,7 +50,7 @@ CODE = TextPrompt(
     "def save(path, data):\n    with open(path, 'w') as file:\n        json.dump(data, file)\n\n\n"
     "def load_yaml(path):\n    with open(path) as file:\n"
 )
-PROMPTS = {"copy": COPY, "counting": COUNTING, "code": CODE, "chat": chat("Why is the sky blue?")}
+PROMPTS: dict[str, Prompt] = {"copy": COPY, "counting": COUNTING, "code": CODE, "chat": chat("Why is the sky blue?")}
 
 EAGER = {"ngram_size": 1, "row_cost": 0.0}
 """Guesses cost nothing, so there are some in nearly every step, most of them wrong."""
@@ -424,16 +425,22 @@ async def test_a_failed_decode_is_repeated_without_guesses(demo_model: str, monk
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
 async def test_a_cache_that_is_too_small_for_all(demo_model: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    paused = []
+    pauses = 0
     pause = Runner._pause_youngest
-    monkeypatch.setattr(Runner, "_pause_youngest", lambda self: [paused.append(self), pause(self)])
+
+    def counted(self: Runner) -> None:
+        nonlocal pauses
+        pauses += 1
+        pause(self)
+
+    monkeypatch.setattr(Runner, "_pause_youngest", counted)
     settings = {"slots": 4, "context_length": CONTEXT, "unified_kv": True, "kv_size": 256, "batch_size": 64}
     speculation = {"kind": kind} | drafting(demo_model, kind)
     async with started(demo_model, **settings, speculation=speculation) as backend:
         requests = [greedy(TextPrompt(f"{i} {TIDE * 2}"), 80) for i in range(4)]
         answers = await asyncio.gather(*(answer(backend, request) for request in requests))
         assert [len(got.tokens) for got in answers] == [80] * 4
-        assert paused
+        assert pauses
         assert backend.stats().draft_accepted_total > 0
         for request, got in list(zip(requests, answers, strict=True))[:2]:
             alone = await answer(backend, msgspec.structs.replace(request, speculate=False))
