@@ -82,6 +82,8 @@ class BackendStats(msgspec.Struct, frozen=True):
     generated_tokens_total: int = 0
     steps_total: int = 0
     prefill_tokens_per_s: float = 0.0
+    draft_tokens_total: int = 0
+    draft_accepted_total: int = 0
 
 
 class Backend(Protocol):

@@ -29,6 +29,8 @@ from backends.llamacpp.bindings import (
     built_with_gpu,
     init_native,
 )
+from backends.llamacpp.draft_model import DraftModel, can_be_cut, check_same_vocabulary
+from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
 from backends.llamacpp.prompt_cache import PromptCache
@@ -60,6 +62,7 @@ class _Loaded(msgspec.Struct, frozen=True):
     card: ModelCard
     adapters: tuple[LoraAdapter, ...]
     slot_store: SlotStore | None
+    drafting: Drafting | None
 
 
 class LlamaCppBackend(Unsupported):
@@ -81,6 +84,7 @@ class LlamaCppBackend(Unsupported):
             prefix_sharing=self._settings.prefix_sharing,
             prompts=_prompt_cache(self._settings, self._loaded.context),
             adapters=self._loaded.adapters,
+            drafting=self._loaded.drafting,
         )
         self._engine = Engine(runner, context_shift=self._settings.context_shift)
         self._engine.start()
@@ -110,6 +114,7 @@ class LlamaCppBackend(Unsupported):
                 n=request.n,
                 slot=request.slot,
                 adapters=adapters,
+                speculate=self._settings.speculation.kind != "off" if request.speculate is None else request.speculate,
             )
         )
         open_choices = request.n
@@ -200,6 +205,8 @@ class LlamaCppBackend(Unsupported):
         # The model must outlive whoever is still tokenising with it.
         await asyncio.to_thread(self._tokenizers.shutdown)
         if self._loaded is not None:
+            if self._loaded.drafting is not None:
+                self._loaded.drafting.close()
             self._loaded.context.close()
             self._loaded.model.close()
 
@@ -244,9 +251,8 @@ class LlamaCppBackend(Unsupported):
 def _load(settings: LlamaCppSettings) -> _Loaded:
     path = resolve_model(settings.model)
     init_native()
-    repack = not built_with_amx() if settings.repack_weights is None else settings.repack_weights
     try:
-        model = Model(path, gpu_layers=settings.gpu_layers, repack=repack)
+        model = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))
     except LlamaCppError as error:
         raise BackendStartError(f"model {settings.model!r}: {error}") from error
     try:
@@ -267,24 +273,17 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
     adapters = tuple(_load_adapter(model, adapter.path) for adapter in settings.adapters)
     try:
         template = ChatTemplate(model.chat_template, bos_token=model.bos_text, eos_token=model.eos_text)
-        context = Context(
-            model,
-            sequences=settings.slots,
-            context_length=context_length,
-            batch_size=settings.batch_size,
-            micro_batch_size=settings.micro_batch_size,
-            threads=settings.threads or available_cores(),
-            unified_kv=settings.unified_kv,
-            kv_size=settings.kv_size,
-            flash_attention=_flash_attention(settings, model.heads, context_length),
-            cache_type_k=settings.cache_type_k,
-            cache_type_v=settings.cache_type_v,
-        )
+        context = _context(settings, model, context_length)
     except (LlamaCppError, ValueError) as error:
         raise BackendStartError(f"{name}: {error}") from error
     if (code := _warm_up(context)) != DECODED:
         context.close()
         raise BackendStartError(f"{name}: a first token cannot be computed (llama_decode answered {code})")
+    try:
+        drafting = _drafting(settings, model, context, context_length)
+    except BackendStartError:
+        context.close()
+        raise
     card = ModelCard(
         context_length=context_length,
         slots=settings.slots,
@@ -295,7 +294,7 @@ def _load_context(settings: LlamaCppSettings, model: Model, path: Path) -> _Load
         chat_template=model.chat_template,
     )
     tokenizer = Tokenizer(model, template, context_length=context_length, suffix_first=settings.infill_suffix_first)
-    return _Loaded(model, context, tokenizer, card, adapters, store)
+    return _Loaded(model, context, tokenizer, card, adapters, store, drafting)
 
 
 def _load_adapter(model: Model, source: str) -> LoraAdapter:
@@ -317,6 +316,59 @@ def _slot_store(settings: LlamaCppSettings, model: Path) -> SlotStore | None:
         [resolve_model(adapter.path, "adapter") for adapter in settings.adapters],
         f"{caches} of {settings.cache_type_k} keys and {settings.cache_type_v} values",
     )
+
+
+def _context(settings: LlamaCppSettings, model: Model, context_length: int) -> Context:
+    return Context(
+        model,
+        sequences=settings.slots,
+        context_length=context_length,
+        batch_size=settings.batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        threads=settings.threads or available_cores(),
+        unified_kv=settings.unified_kv,
+        kv_size=settings.kv_size,
+        flash_attention=_flash_attention(settings, model.heads, context_length),
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+    )
+
+
+def _drafting(settings: LlamaCppSettings, model: Model, context: Context, context_length: int) -> Drafting | None:
+    """What guesses tokens, also for requests that ask for it themselves. None where wrong guesses cannot be undone."""
+    speculation = settings.speculation
+    if not can_be_cut(context):
+        if speculation.kind != "off":
+            log.warning("model %r: its states cannot be cut, so nothing is guessed", settings.model)
+        return None
+    drafts = None
+    if speculation.draft_model is not None:
+        drafts = _load_draft_model(settings, speculation.draft_model, model, context_length)
+    return Drafting(speculation, context_length, apart=not settings.unified_kv, model=drafts)
+
+
+def _load_draft_model(settings: LlamaCppSettings, source: str, model: Model, context_length: int) -> DraftModel:
+    path = resolve_model(source)
+    try:
+        draft = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))
+    except LlamaCppError as error:
+        raise BackendStartError(f"draft model {source!r}: {error}") from error
+    context = None
+    try:
+        check_same_vocabulary(model, draft)
+        context = _context(settings, draft, context_length)
+        if not can_be_cut(context):
+            raise LlamaCppError("its states cannot be cut, so it cannot take back a wrong guess")
+    except (LlamaCppError, ValueError) as error:
+        if context is not None:
+            context.close()
+        draft.close()
+        raise BackendStartError(f"draft model {source!r}: {error}") from error
+    return DraftModel(draft, context, settings.speculation.p_min)
+
+
+def _repacks(settings: LlamaCppSettings) -> bool:
+    return not built_with_amx() if settings.repack_weights is None else settings.repack_weights
 
 
 def _warm_up(context: Context) -> int:

@@ -229,8 +229,8 @@ class Batch:
     def clear(self) -> None:
         self.size = 0
 
-    def add(self, tokens: Tokens | Sequence[int], sequence: int, position: int, *, logits: bool) -> int:
-        """Appends consecutive tokens of one sequence; `logits` asks for those of the last. Returns that one's row."""
+    def add(self, tokens: Tokens | Sequence[int], sequence: int, position: int, *, logits: int) -> int:
+        """Appends consecutive tokens of one sequence, and asks for logits of the last `logits`. The last one's row."""
         start, end = self.size, self.size + len(tokens)
         if not start < end <= self.capacity:
             raise LlamaCppError(f"{len(tokens)} tokens do not fit a batch with room for {self.room}")
@@ -238,7 +238,7 @@ class Batch:
         self._pos[start:end] = np.arange(position, position + len(tokens))
         self._seq[start:end] = sequence
         self._logits[start:end] = 0
-        self._logits[end - 1] = logits
+        self._logits[max(end - logits, start) : end] = 1
         self.size = end
         return end - 1
 

@@ -1,9 +1,9 @@
 """Everything that happens on the engine thread: requests get slots, steps are computed, tokens become frames.
 
 Tasks go waiting -> running -> gone. Running ones hold a slot; some of them only follow another task's prompt (see
-`scheduler`). When the KV cache is full, in this order: idle slots give up what they remember (to the prompt cache),
-prompts are computed in smaller pieces, the youngest task is paused, and goes on when there is room. A task that is
-alone and still finds no room is refused; nobody else is.
+`scheduler`). When the KV cache is full, in this order: guessed tokens are not computed, idle slots give up what they
+remember (to the prompt cache), prompts are computed in smaller pieces, the youngest task is paused, and goes on when
+there is room. A task that is alone and still finds no room is refused; nobody else is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.base import BackendStats
 from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, LoraAdapter, Model
+from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.kv_cache import KvCache
 from backends.llamacpp.prompt_cache import PromptCache
 from backends.llamacpp.sampler import Sampler
@@ -31,6 +32,7 @@ from backends.llamacpp.scheduler import (
     shrunk,
     still_following,
     uncached,
+    without_guesses,
     youngest,
 )
 from backends.llamacpp.sequence import NO_TOKENS, Sequence
@@ -66,7 +68,9 @@ class Runner:
         prefix_sharing: bool = True,
         prompts: PromptCache | None = None,
         adapters: tuple[LoraAdapter, ...] = (),
+        drafting: Drafting | None = None,
     ) -> None:
+        """Without `drafting`, no tokens are guessed."""
         self.kv = KvCache(context, prompts)
         self.results: list[Result] = []
         self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
@@ -75,6 +79,7 @@ class Runner:
         self._context_length = context_length
         self._prefill_chunk = prefill_chunk
         self._share = prefix_sharing
+        self._drafting = drafting
         self._oversubscribed = context.unified and context.kv_size < context.sequences * context_length
         self._batch = Batch(context.batch_size)
         self._adapters = adapters
@@ -88,6 +93,7 @@ class Runner:
         self._running: dict[Task, None] = {}
         self._tickets = 0
         self._prompt_total = self._cached_total = self._generated_total = self._steps = 0
+        self._guessed_total = self._guessed_right_total = 0
         self._prefill_rate = 0.0
 
     @property
@@ -217,6 +223,8 @@ class Runner:
         except (InvalidRequest, LlamaCppError) as error:
             self._fail(task, error)
             return
+        if self._drafting is not None and generation.speculate:
+            task.drafter = self._drafting.drafter(task.sequence.tokens)
         if generation.choice:  # a prompt counts once, as the first choice found it
             task.sequence.admit(slot, sampler, self._tasks[task.stream][0].cached_tokens)
             return
@@ -237,10 +245,12 @@ class Runner:
             return
         work = plan(self._running, self._batch.capacity, self._prefill_chunk, adapters)
         self._apply(adapters)
+        if self._drafting is not None:
+            work = self._drafting.extend(work, self._batch.capacity)
         started = time.monotonic()
         self._compute(work)
         self._steps += 1
-        prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1)
+        prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1 + part.guesses)
         if prefilled >= _RATE_MIN_TOKENS:
             rate = prefilled / max(time.monotonic() - started, 1e-6)
             weight = _RATE_SMOOTHING if self._prefill_rate else 1.0
@@ -259,7 +269,7 @@ class Runner:
         rows = []
         for part in work:
             slot = part.task.sequence.slot
-            rows.append(self._batch.add(part.tokens, slot.id, slot.length, logits=part.logits))
+            rows.append(self._batch.add(part.tokens, slot.id, slot.length, logits=part.outputs))
         code = self._context.decode(self._batch)
         if code == NO_KV_SPACE:
             self._make_room(work)
@@ -272,26 +282,46 @@ class Runner:
         for part, row in zip(work, rows, strict=True):
             task = part.task
             if task.done:  # another choice of the same request failed just now
+                self._take_back(part, part.guesses)
                 continue
             if (progress := task.sequence.progress(part.logits)) is not None:
                 self._emit(task, progress)
             if part.logits:
-                self._draw(task, row)
+                self._draw(part, row)
 
-    def _draw(self, task: Task, row: int) -> None:
+    def _draw(self, part: Work, row: int) -> None:
+        task, guesses, right = part.task, part.guesses, 0
         try:
-            frame = task.sequence.draw(self._context, row)
+            if guesses:
+                first = row - guesses
+                frame, right = task.sequence.draw_behind_guesses(self._context, first, part.tokens[1:])
+            else:
+                frame = task.sequence.draw(self._context, row)
         except (InvalidRequest, LlamaCppError) as error:
+            self._take_back(part, guesses)
             self._fail(task, error)
             return
         self._generated_total += len(frame.tokens)
+        if task.drafter is not None:
+            task.drafter.feed(frame.tokens)
+            self._guessed_total += guesses
+            self._guessed_right_total += right
+            self._take_back(part, guesses - right)
         self._emit(task, frame)
+
+    def _take_back(self, part: Work, count: int) -> None:
+        """The last `count` tokens of `part` were guessed wrong: the slot forgets them."""
+        if count:
+            slot = part.task.sequence.slot
+            self.kv.cut(slot, slot.length - count)
 
     # --- trouble ---
 
     def _make_room(self, work: list[Work]) -> None:
         """There was no room for `work`, and nothing of it was computed."""
-        if self.kv.evict(sum(len(part.tokens) for part in work)):
+        if (certain := without_guesses(work)) is not None:
+            self._compute(certain)
+        elif self.kv.evict(sum(len(part.tokens) for part in work)):
             self._compute(work)
         elif (less := shrunk(work)) is not None:
             self._compute(less)
@@ -323,7 +353,9 @@ class Runner:
             if not self.kv.rewind(part.task.sequence.slot):
                 self._fail(part.task, LlamaCppError("its state was lost with a failed decode"))
         work = [part for part in work if not part.task.done]
-        if len(work) > 1:
+        if (certain := without_guesses(work)) is not None:
+            self._compute(certain)
+        elif len(work) > 1:
             middle = len(work) // 2
             self._compute(work[:middle])
             self._compute([part for part in work[middle:] if part.task.active])
@@ -403,6 +435,8 @@ class Runner:
             generated_tokens_total=self._generated_total,
             steps_total=self._steps,
             prefill_tokens_per_s=self._prefill_rate,
+            draft_tokens_total=self._guessed_total,
+            draft_accepted_total=self._guessed_right_total,
         )
 
     def slot_states(self) -> list[SlotState]:
@@ -411,6 +445,8 @@ class Runner:
     def check_integrity(self) -> None:
         """Raises AssertionError when the books contradict each other or llama.cpp. Tests call it after every step."""
         self.kv.check_integrity()
+        if self._drafting is not None:
+            self._drafting.check_integrity()
         owned = [task.choice.slot.id for task in self._running if task.choice is not None]
         busy = [slot.id for slot in self.kv.slots if slot.busy]
         if sorted(owned) != busy or len(owned) != len(self._running):

@@ -16,6 +16,7 @@ import numpy as np
 from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.llamacpp.sequence import Generation, Sequence
 from backends.llamacpp.slots import Choice, Tokens, common_prefix
+from backends.llamacpp.speculation import Drafter
 from backends.llamacpp.streams import Stream
 
 
@@ -32,6 +33,7 @@ class Task:
         self.stream = stream
         self.choice: Choice | None = None
         self.leader: Task | None = None
+        self.drafter: Drafter | None = None  # if its next tokens are to be guessed
         self.promised = 0  # as many of the leader's tokens as are of use
         self.begun = False  # has been active before
         self.cached_tokens = 0  # of the prompt, when it began
@@ -63,11 +65,20 @@ class Task:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One task's share of a step: tokens to compute next, and whether the last one's logits are needed."""
+    """One task's share of a step: tokens to compute next, and whether the last one's logits are needed.
+
+    The last `guesses` of them may be wrong. Each needs its own logits, as does the token before them.
+    """
 
     task: Task
     tokens: Tokens
     logits: bool
+    guesses: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """How many of the last tokens need logits."""
+        return 1 + self.guesses if self.logits else 0
 
 
 def choices(generation: Generation) -> list[Generation]:
@@ -120,6 +131,15 @@ def shrunk(work: list[Work]) -> list[Work] | None:
         if len(part.tokens) == 1
         else msgspec.structs.replace(part, tokens=part.tokens[: len(part.tokens) // 2], logits=False)
         for part in work
+    ]
+
+
+def without_guesses(work: list[Work]) -> list[Work] | None:
+    """The same with nothing that may be wrong. None if there was nothing of it."""
+    if not any(part.guesses for part in work):
+        return None
+    return [
+        msgspec.structs.replace(part, tokens=part.tokens[: len(part.tokens) - part.guesses], guesses=0) for part in work
     ]
 
 

@@ -50,6 +50,7 @@ class Generation(msgspec.Struct, frozen=True):
     adapters: AdapterSet = NO_ADAPTERS
     stop_indent: int = 0
     max_predict_ms: float | None = None
+    speculate: bool = False
 
     def for_choice(self, index: int) -> Generation:
         """Another choice of the same request, with random numbers of its own."""
@@ -80,6 +81,7 @@ class Sequence:
         self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
         self._answered = 0
         self._reused = self._cached_tokens = 0
+        self._guessed = self._guessed_right = 0
         self._in_pieces = False
         self._sampler: Sampler | None = None
         self._slot: Slot | None = None
@@ -107,6 +109,11 @@ class Sequence:
     def uncomputed(self) -> int:
         """How many tokens of the prompt are not in the KV cache yet."""
         return max(len(self.tokens) - (self._slot.length if self._slot is not None else 0), 0)
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens the answer may still get."""
+        return self._limit - self._answered
 
     def admit(self, slot: Slot, sampler: Sampler, cached_tokens: int) -> Frame:
         """The sequence gets its slot, whose tokens are the reused part of the prompt. Usage says `cached_tokens`.
@@ -158,6 +165,26 @@ class Sequence:
             self._first_token_at = self._now()
         self.reason = "stop"  # the grammar is at its end, and no token may say so
         return Frame((*self._assembler.finish(), self._finished()), choice=self.generation.choice)
+
+    def draw_behind_guesses(self, context: Context, row: int, guesses: Tokens) -> tuple[Frame, int]:
+        """Draws as `draw` does, as often as the guess for the next token turns out right, and once more.
+
+        `guesses` were computed behind the token that is due, whose logits are in `row`. Returns one frame for all that
+        was drawn, and how many of the guesses the answer goes on behind.
+        """
+        self._guessed += len(guesses)
+        events: list[Event] = []
+        tokens: list[int] = []
+        right = 0
+        for guess in [*guesses.tolist(), None]:
+            frame = self.draw(context, row + right)
+            events += frame.events
+            tokens += frame.tokens
+            if self.finished or self.next_token != guess:
+                break
+            right += 1
+            self._guessed_right += 1
+        return Frame(tuple(events), tuple(tokens), self.generation.choice), right
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> Frame:
         """The frame for a token drawn from the logits of the last computed one."""
@@ -218,6 +245,8 @@ class Sequence:
                 prompt_ms=(self._first_token_at - self._admitted_at) * 1000,
                 predicted_n=self._answered - len(self.generation.resume),
                 predicted_ms=(self._now() - self._first_token_at) * 1000,
+                draft_n=self._guessed,
+                draft_n_accepted=self._guessed_right,
             ),
             choice=self.generation.choice,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +21,42 @@ class AdapterSettings(BaseModel):
         le=MAX_SCALE,
         description="How strongly it applies to requests that do not say so themselves. 0: not at all.",
     )
+
+
+class Speculation(BaseModel):
+    """Guessing the next tokens, so that one step can bring several. In a config also just the kind, e.g. `ngram`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["off", "ngram", "draft"] = Field(
+        "off",
+        description="`ngram`: an answer is guessed to go on as its prompt or its beginning did, which pays for edits, "
+        "summaries and code. `draft`: a smaller model guesses. Requests can turn it off, or n-grams on.",
+    )
+    max_tokens: int = Field(16, ge=1, le=64, description="Most tokens guessed at once. How many are is decided anew.")
+    ngram_size: int = Field(3, ge=1, le=16, description="`ngram`: tokens that must agree before one is guessed.")
+    draft_model: str | None = Field(
+        None, min_length=1, description="`draft`: the smaller GGUF, named as `model` is. It needs the same vocabulary."
+    )
+    p_min: float = Field(0.75, ge=0, le=1, description="`draft`: guesses it is less sure of are not computed.")
+    row_cost: float = Field(
+        0.42,
+        ge=0,
+        le=1,
+        description="What computing one more token takes, of the time of a step with one token. A small model on a CPU "
+        "was measured at 0.42; large ones and GPUs are lower. The higher, the surer a guess must be.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _just_the_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_its_model(self) -> Self:
+        if (self.kind == "draft") != (self.draft_model is not None):
+            raise ValueError("draft_model is what kind `draft` needs, and no other kind has")
+        return self
 
 
 class LlamaCppSettings(BaseModel):
@@ -98,6 +134,7 @@ class LlamaCppSettings(BaseModel):
         description="Whether to use flash attention. Default: on a CPU no (generating is slower with it, the more so "
         "the longer the context), unless values are quantised or a step would take too much memory without it.",
     )
+    speculation: Speculation = Field(Speculation(), description="Whether and how the next tokens are guessed.")
     cache_type_k: CacheType = Field("f16", description="How keys are stored in the KV cache.")
     cache_type_v: CacheType = Field("f16", description="How values are stored; quantised needs flash attention.")
     gpu_layers: int = Field(-1, ge=-1, description="Layers kept on the GPU; -1 is all, where llama.cpp has a GPU.")

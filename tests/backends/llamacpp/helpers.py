@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.llamacpp.settings import LlamaCppSettings
 from protocols.request import Prompt, Request, Sampling
 from tests.backends.contract import Answer, chat, until
 
@@ -23,6 +24,21 @@ def greedy(prompt: Prompt | str, max_tokens: int | None = 16, **fields: Any) -> 
     prompt = chat(prompt) if isinstance(prompt, str) else prompt
     values = {"sampling": Sampling(temperature=0.0), "ignore_eos": True} | fields
     return msgspec.structs.replace(Request("test", "m", prompt, max_tokens=max_tokens), **values)
+
+
+@asynccontextmanager
+async def started(demo_model: str, **settings: Any) -> AsyncIterator[LlamaCppBackend]:
+    """A backend of its own, which must be left idle and healthy."""
+    from backends.llamacpp.backend import LlamaCppBackend
+
+    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, **settings))
+    await backend.start()
+    yield backend
+    await until(backend, running=0, within_s=10)
+    assert backend.stats().kv_tokens_used == 0
+    assert parts(backend)[0].idle
+    await backend.check_health()
+    await backend.aclose()
 
 
 def parts(backend: LlamaCppBackend) -> tuple[Runner, Context]:

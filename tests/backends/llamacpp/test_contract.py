@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from backends.base import Backend
-from backends.llamacpp.settings import LlamaCppSettings
+from backends.llamacpp.settings import LlamaCppSettings, Speculation
 from tests.backends.contract import BackendContract
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -35,5 +35,29 @@ class TestUnifiedCache(TestLlamaCpp):
 
         settings = LlamaCppSettings(
             model=MODEL, slots=3, context_length=cls.context_length, unified_kv=True, batch_size=64, prefill_chunk=16
+        )
+        return LlamaCppBackend(settings)
+
+
+class TestNgrams(TestLlamaCpp):
+    """With guesses in every step that finds any: they are free here."""
+
+    @classmethod
+    async def create(cls) -> Backend:
+        from backends.llamacpp.backend import LlamaCppBackend
+
+        speculation = Speculation(kind="ngram", ngram_size=1, row_cost=0)
+        settings = LlamaCppSettings(model=MODEL, slots=4, context_length=cls.context_length, speculation=speculation)
+        return LlamaCppBackend(settings)
+
+
+class TestDraftModel(TestLlamaCpp):
+    @classmethod
+    async def create(cls) -> Backend:
+        from backends.llamacpp.backend import LlamaCppBackend
+
+        speculation = Speculation(kind="draft", draft_model=MODEL, row_cost=0, p_min=0)
+        settings = LlamaCppSettings(
+            model=MODEL, slots=3, context_length=cls.context_length, unified_kv=True, speculation=speculation
         )
         return LlamaCppBackend(settings)

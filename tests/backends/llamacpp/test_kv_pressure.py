@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from backends.llamacpp.settings import LlamaCppSettings
 from protocols.errors import ContextOverflow
 from protocols.request import Request, Sampling, SlotOptions, TextPrompt
 from tests.backends.contract import answer, until
+from tests.backends.llamacpp import helpers
 from tests.backends.llamacpp.helpers import check_every_step, check_near_ties, greedy, parts
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -35,17 +35,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     check_every_step(monkeypatch)
 
 
-@asynccontextmanager
-async def started(demo_model: str, **settings: Any) -> AsyncIterator[LlamaCppBackend]:
+def started(demo_model: str, **settings: Any) -> AbstractAsyncContextManager[LlamaCppBackend]:
     values = {"slots": 4, "context_length": CONTEXT, "unified_kv": True, "batch_size": 64} | settings
-    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, **values))
-    await backend.start()
-    yield backend
-    await until(backend, running=0, within_s=10)
-    assert backend.stats().kv_tokens_used == 0
-    assert parts(backend)[0].idle
-    await backend.check_health()
-    await backend.aclose()
+    return helpers.started(demo_model, **values)
 
 
 @pytest.fixture
