@@ -17,6 +17,7 @@ from backends.base import BackendStats
 from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, Model
 from backends.llamacpp.kv_cache import KvCache
 from backends.llamacpp.prompt_cache import PromptCache
+from backends.llamacpp.rate import Rate
 from backends.llamacpp.sampler import Sampler
 from backends.llamacpp.scheduler import (
     Task,
@@ -37,10 +38,6 @@ from protocols.events import Frame
 
 log = logging.getLogger(__name__)
 
-_RATE_SMOOTHING = 0.2
-_RATE_MIN_TOKENS = 16
-"""Steps with fewer prompt tokens say nothing about prefill speed: decoding dominates them."""
-
 _HEADROOM = 32
 """Tokens each running request may still generate before a paused one that just returned must make room again."""
 
@@ -57,7 +54,7 @@ class Runner:
         prompts: PromptCache | None = None,
     ) -> None:
         self.kv = KvCache(context, prompts)
-        self.results: list[Result] = []
+        self.results: list[Result[Frame]] = []
         self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
         self._model = model
         self._context = context
@@ -73,7 +70,7 @@ class Runner:
         self._running: dict[Task, None] = {}
         self._tickets = 0
         self._prompt_total = self._cached_total = self._generated_total = self._steps = 0
-        self._prefill_rate = 0.0
+        self._prefill_rate = Rate()
 
     @property
     def running(self) -> bool:
@@ -193,10 +190,7 @@ class Runner:
         self._compute(work)
         self._steps += 1
         prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1)
-        if prefilled >= _RATE_MIN_TOKENS:
-            rate = prefilled / max(time.monotonic() - started, 1e-6)
-            weight = _RATE_SMOOTHING if self._prefill_rate else 1.0
-            self._prefill_rate += weight * (rate - self._prefill_rate)
+        self._prefill_rate.add(prefilled, time.monotonic() - started)
 
     def _compute(self, work: list[Work]) -> None:
         """Computes `work` in one decode if it can, in several if it must, and draws the tokens that follow."""
@@ -345,7 +339,7 @@ class Runner:
             cached_tokens_total=self._cached_total,
             generated_tokens_total=self._generated_total,
             steps_total=self._steps,
-            prefill_tokens_per_s=self._prefill_rate,
+            prefill_tokens_per_s=self._prefill_rate.per_s,
         )
 
     def check_integrity(self) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 class LlamaCppSettings(BaseModel):
@@ -63,6 +64,18 @@ class LlamaCppSettings(BaseModel):
         False,
         description="A full context drops its older half and goes on, unless a request says otherwise. "
         "Off: the answer ends there.",
+    )
+    pooling: Pooling | None = Field(
+        None,
+        description="How the vectors of an input's tokens become one: their mean, that of the first token (cls) or the "
+        "last. `none` gives one vector per token; `rank` gives a score, and needs a model with a classification head. "
+        "Default: what the model's file says, and `last` for a model that generates and whose file says nothing.",
+    )
+    embedding_batch_size: int | None = Field(
+        None,
+        ge=32,
+        description="Most tokens of one computation of embeddings or scores, and so of one input. Only inputs make it "
+        "take memory, above all 4 bytes per token and vocabulary entry. Default: `micro_batch_size`.",
     )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Whether to use flash attention.")
     cache_type_k: CacheType = Field("f16", description="How keys are stored in the KV cache.")

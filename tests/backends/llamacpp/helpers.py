@@ -24,8 +24,11 @@ def greedy(prompt: Prompt | str, max_tokens: int | None = 16, **fields: Any) -> 
 
 
 def parts(backend: LlamaCppBackend) -> tuple[Runner, Context]:
+    """Of a model that generates."""
     assert backend._engine is not None
+    assert backend._engine._runner is not None
     assert backend._loaded is not None
+    assert backend._loaded.context is not None
     return backend._engine._runner, backend._loaded.context
 
 
