@@ -7,8 +7,10 @@ A token's id is a function of prompt and position, and its text of its id, so an
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Literal, Protocol, Self
 from zlib import crc32
 
@@ -17,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.output.stops import StopMatcher
-from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, ServingError, Unavailable
+from protocols.calls import Embedding, EmbeddingRequest, Relevance, RerankRequest
+from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Event, Failed, Finished, FinishReason, Frame, Started, TextDelta, Timings, Usage
-from protocols.request import ChatPrompt, ImagePart, InfillPrompt, Message, Request, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, ImagePart, InfillPrompt, Message, Prompt, Request, TextPrompt, TokenPrompt
 
 VOCAB_SIZE = 32_000
 
@@ -52,6 +55,8 @@ class FakeSettings(BaseModel):
     """`tokens` is the length of an answer whose request does not set `max_tokens`; a request that does gets that many.
 
     The text of a token is `piece` and its id. `inter_token_s` 0 means as fast as the event loop turns.
+    An input's vector has `embedding_length` numbers and the Euclidean norm 1, whatever norm was asked for. A document's
+    score is the share of the query's words that it has.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,12 +68,14 @@ class FakeSettings(BaseModel):
     inter_token_s: float = Field(0.0, ge=0)
     tokens: int = Field(16, ge=0)
     piece: str = " token"
+    tasks: tuple[Literal["generate", "embed", "rerank"], ...] = ("generate", "embed", "rerank")
+    embedding_length: int = Field(8, ge=1)
     fail_at: FakeFault | None = None
 
 
-def prompt_length(request: Request) -> int:
+def prompt_length(prompt: Prompt) -> int:
     """Words, and one token per message and image. Never 0, as with a real tokenizer that starts every prompt alike."""
-    match request.prompt:
+    match prompt:
         case ChatPrompt(messages=messages):
             return sum(_message_length(message) for message in messages) or 1
         case TextPrompt(text=text):
@@ -94,6 +101,14 @@ def answer_key(request: Request) -> int:
 
 def token_at(key: int, position: int, choice: int = 0) -> int:
     return crc32(b"%d:%d" % (choice, position), key) % VOCAB_SIZE
+
+
+def vector(prompt: TextPrompt | TokenPrompt, length: int) -> list[float]:
+    """Of the Euclidean norm 1, and a function of `prompt` alone."""
+    key = crc32(msgspec.json.encode(prompt))
+    values = [token_at(key, position) - VOCAB_SIZE / 2 + 0.25 for position in range(length)]  # never 0
+    norm = math.hypot(*values)
+    return [value / norm for value in values]
 
 
 class _Source(Protocol):
@@ -151,7 +166,7 @@ class _Generated:
     def __init__(
         self, request: Request, settings: FakeSettings, fault: FakeFault | None, clock: Callable[[], float]
     ) -> None:
-        self.prompt_tokens = prompt_length(request)
+        self.prompt_tokens = prompt_length(request.prompt)
         if self.prompt_tokens >= settings.context_length:
             raise ContextOverflow.of(self.prompt_tokens, settings.context_length)
         if request.n > 1 and request.resume:
@@ -255,7 +270,15 @@ class FakeBackend(Unsupported):
     async def start(self) -> ModelCard:
         self._loop = asyncio.get_running_loop()
         self._dead = ""
-        return ModelCard(self._settings.context_length, self._settings.slots, engine="fake", vocab_size=VOCAB_SIZE)
+        return ModelCard(
+            self._settings.context_length,
+            self._settings.slots,
+            engine="fake",
+            vocab_size=VOCAB_SIZE,
+            tasks=self._settings.tasks,
+            embedding_length=self._settings.embedding_length,
+            pooling="mean",
+        )
 
     def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         # Taken at the call, not at the first frame: tests count on the order of their calls.
@@ -266,9 +289,11 @@ class FakeBackend(Unsupported):
         self, request: Request, script: list[Event | Frame] | None, fault: FakeFault | None
     ) -> AsyncGenerator[Frame, None]:
         loop = self._alive()
+        if "generate" not in self._settings.tasks:
+            raise NotSupported("This model does not generate text")
         source: _Source
         source = _Generated(request, self._settings, fault, loop.time) if script is None else _Scripted(script)
-        stream = _Stream(source, prompt_length(request))
+        stream = _Stream(source, prompt_length(request.prompt))
         try:
             self._waiting[stream] = None
             self._admit(loop)
@@ -279,8 +304,41 @@ class FakeBackend(Unsupported):
         finally:
             self._release(stream, loop)
 
+    async def embed(self, request: EmbeddingRequest) -> list[Embedding]:
+        self._alive()
+        if "embed" not in self._settings.tasks:
+            return await super().embed(request)
+        counts = [prompt_length(prompt) for prompt in request.inputs]
+        self._count_inputs(counts, "input")
+        vectors = [vector(prompt, self._settings.embedding_length) for prompt in request.inputs]
+        return [
+            Embedding(struct.pack(f"<{len(values)}f", *values), len(values), count)
+            for values, count in zip(vectors, counts, strict=True)
+        ]
+
+    async def rerank(self, request: RerankRequest) -> list[Relevance]:
+        self._alive()
+        if "rerank" not in self._settings.tasks:
+            return await super().rerank(request)
+        query = request.query.lower().split()
+        words = [document.lower().split() for document in request.documents]
+        counts = [len(query) + len(document) or 1 for document in words]
+        self._count_inputs(counts, "documents")
+        return [
+            Relevance(sum(word in document for word in query) / (len(query) or 1), count)
+            for document, count in zip(words, counts, strict=True)
+        ]
+
+    def _count_inputs(self, counts: Sequence[int], param: str) -> None:
+        if not counts:
+            raise InvalidRequest("There is nothing to compute: the list is empty", param=param)
+        for index, count in enumerate(counts):
+            if count > self._settings.context_length:
+                raise ContextOverflow.of_item(index, count, self._settings.context_length, param)
+        self._prompt_tokens_total += sum(counts)
+
     async def count_tokens(self, request: Request) -> int:
-        return prompt_length(request)
+        return prompt_length(request.prompt)
 
     def stats(self) -> BackendStats:
         return BackendStats(

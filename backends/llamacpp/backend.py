@@ -246,7 +246,7 @@ def _load_contexts(settings: LlamaCppSettings, model: Model, path: Path) -> _Loa
         threads=threads,
         flash_attention=settings.flash_attention,
     )
-    embedder = Embedder(open_embeddings, slots=settings.slots)
+    embedder = Embedder(open_embeddings, slots=settings.slots, chunk=settings.prefill_chunk)
     context = None
     if generates:
         context = _generation_context(settings, model, context_length, threads)

@@ -39,15 +39,17 @@ class _Job:
 class Embedder:
     """`open_context` is called for the first request, or by `open`. `slots` is only told to whoever asks for `stats`.
 
+    `chunk` is how many tokens make a batch while others generate and wait for it to end; a single input may have more.
     Every input that is submitted must fit the context's `input_length`.
     """
 
-    def __init__(self, open_context: Callable[[], EmbeddingContext], *, slots: int) -> None:
+    def __init__(self, open_context: Callable[[], EmbeddingContext], *, slots: int, chunk: int) -> None:
         self.results: list[Result[list[Matrix]]] = []
         self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
         self._open_context = open_context
         self._context: EmbeddingContext | None = None
         self._slots = slots
+        self._chunk = chunk
         self._jobs: dict[Call, _Job] = {}
         self._waiting: deque[_Job] = deque()  # those with inputs that no batch has taken
         self._batch: list[tuple[_Job, Tokens]] = []
@@ -89,7 +91,7 @@ class Embedder:
             self._context.close()
             self._context = None
 
-    def admit(self) -> None:
+    def admit(self, *, beside_generation: bool = False) -> None:
         """Fills the next batch with an input of each request in turn, so that one input never waits for thousands.
 
         Whose next input finds no room goes first next time.
@@ -103,12 +105,12 @@ class Embedder:
             for call in list(self._jobs):
                 self._fail(call)
             return
-        room = context.batch_size
+        room = min(context.batch_size, self._chunk) if beside_generation else context.batch_size
         passed: list[_Job] = []
         while self._waiting and len(self._batch) < context.max_inputs:
             job = self._waiting.popleft()
             tokens = job.next_input
-            if len(tokens) > room:
+            if len(tokens) > room and self._batch:
                 passed.append(job)
                 continue
             job.taken += 1

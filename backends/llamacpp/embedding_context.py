@@ -56,8 +56,9 @@ class EmbeddingContext:
         params = c.llama_context_default_params()
         params.embeddings = True
         params.pooling_type = c.LLAMA_POOLING_TYPE_UNSPECIFIED if pooling is None else _POOLING[pooling]
-        params.n_ctx = -(-batch_size // 256) * 256
-        params.n_batch = params.n_ubatch = batch_size
+        # llama.cpp plans with as many tokens for each sequence; where that is a fraction, pooling ends the process.
+        params.n_batch = params.n_ubatch = _rounded_up(batch_size, self.max_inputs)
+        params.n_ctx = _rounded_up(params.n_batch, 256)
         params.n_seq_max = self.max_inputs
         params.n_threads = params.n_threads_batch = threads
         # One KV cache for all inputs. With one for each, llama.cpp cuts longer inputs to the length of shorter ones and
@@ -70,9 +71,9 @@ class EmbeddingContext:
         self.pooling: Pooling = next(name for name, value in _POOLING.items() if value == kind)
         self.generates = bool(self._memory) and bool(c.llama_get_causal_attn(self._context))
         self.dimensions = model.classifier_outputs if self.pooling == "rank" else model.embedding_length
-        self.batch_size = int(c.llama_n_ubatch(self._context))
-        self.input_length = min(self.batch_size, model.trained_context)
-        self._batch = Batch(self.batch_size)
+        self.batch_size = batch_size
+        self.input_length = min(batch_size, model.trained_context)
+        self._batch = Batch(batch_size)
 
     def compute(self, inputs: Sequence[Tokens]) -> list[Matrix]:
         """A matrix of `dimensions` columns for each input. At most `max_inputs`, which all fit one batch."""
@@ -109,6 +110,10 @@ class EmbeddingContext:
         if self._context:
             c.llama_free(self._context)
             self._context = self._memory = None
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 class Purpose(msgspec.Struct, frozen=True):

@@ -75,9 +75,5 @@ def _checked_lengths(inputs: list[Tokens], param: str, limit: int) -> list[Token
         if not len(tokens):
             raise InvalidRequest(f"Item {index} is empty", param=f"{param}[{index}]")
         if len(tokens) > limit:
-            raise ContextOverflow(
-                f"Item {index} has {len(tokens)} tokens, but this model takes at most {limit} in one piece",
-                param=f"{param}[{index}]",
-                details={"n_prompt_tokens": len(tokens), "n_ctx": limit},
-            )
+            raise ContextOverflow.of_item(index, len(tokens), limit, param)
     return inputs

@@ -4,7 +4,7 @@ A step is one `llama_decode` over all running requests: one token for each that 
 that do not yet (`batch_size` in all, `prefill_chunk` of them while others generate). Then each request that has logits
 draws its next token, and everything the step produced goes to the event loop in one call. `Runner` does all this, and
 `Embedder` the same for embeddings and rankings, in a context of its own; here is the thread they run on. Each has one
-step in turn, so neither waits for more than one of the other's.
+step in turn, and while something generates, batches of embeddings too are only as large as `prefill_chunk`.
 
 The engine thread owns model, context, slots and samplers; the event loop owns the streams. They meet in two places:
 commands go in through a queue that is read between steps, results go out through `call_soon_threadsafe`.
@@ -57,10 +57,8 @@ class _Worker(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether there is something to compute, after `admit`."""
+        """Whether there is something to compute."""
         ...
-
-    def admit(self) -> None: ...
 
     def step(self) -> None: ...
 
@@ -194,8 +192,11 @@ class Engine:
             self._take_commands()
             if self._stopping:
                 return
-            for worker in self._workers:
-                worker.admit()
+            generating = False
+            if self._runner is not None:
+                self._runner.admit()
+                generating = self._runner.running
+            self._embedder.admit(beside_generation=generating)
             self._publish()
             for worker in self._workers:
                 if worker.running:

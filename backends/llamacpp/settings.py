@@ -32,7 +32,8 @@ class LlamaCppSettings(BaseModel):
         128,
         ge=1,
         description="Most prompt tokens of a step while other requests generate: smaller means shorter pauses for "
-        "them and a later first token for the newcomer. With nobody generating, `batch_size` is the limit.",
+        "them and a later first token for the newcomer. With nobody generating, `batch_size` is the limit. The same "
+        "goes for embeddings, except that an input is always computed whole.",
     )
     unified_kv: bool = Field(
         False,

@@ -48,6 +48,7 @@ _MERGES = ("t h", "th e", "Ġ the", "i n", "e r", "Ġ a", "o n", "a n", "an d", 
 _SPECIAL = ("<|begin|>", "<|end|>", "<|turn|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|sep|>")
 _BPE = [*_byte_letters(), *(merge.replace(" ", "") for merge in _MERGES), *_SPECIAL]
 BEGIN, END, END_OF_TURN, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, DECODER_SEP = range(len(_BPE) - len(_SPECIAL), len(_BPE))
+THE = _BPE.index("the")
 
 
 def _add_wordpiece(writer: GGUFWriter) -> None:
@@ -117,11 +118,16 @@ def write_decoder(
     pooling: PoolingType | None = None,
     adds_bos: bool = False,
     adds_eos: bool = False,
+    causal: bool = True,
     vocabulary: bool = True,
 ) -> Path:
-    """A Llama that generates, with tokens to fill gaps. Without `vocabulary` it has tokens, but no text for them."""
+    """A Llama that generates, with tokens to fill gaps.
+
+    One that is not `causal` reads both ways, and only embeds. Without `vocabulary` it has tokens, but no text for them.
+    """
     writer = _writer(folder / f"{name}.gguf", "llama", DECODER_CONTEXT)
     _add_decoder_fields(writer)
+    writer.add_causal_attention(causal)
     if pooling is not None:
         writer.add_pooling_type(pooling)
     if vocabulary:
