@@ -50,7 +50,12 @@ class BackendStartError(Exception):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A loaded model. `context_length` is the room of one request, in tokens; `slots` is how many run at once."""
+    """A loaded model. `context_length` is the room of one request, in tokens; `slots` is how many run at once.
+
+    `tasks` are those of "generate", "embed" and "rerank" that it does; a model that only does the latter two takes
+    inputs of `context_length`. `embedding_length` is how many numbers a vector has, and `pooling` how the vectors of
+    an input's tokens become one: with "none" they do not, and an input has as many vectors as tokens.
+    """
 
     context_length: int
     slots: int
@@ -59,6 +64,9 @@ class ModelCard(msgspec.Struct, frozen=True):
     parameters: int = 0
     file_bytes: int = 0
     chat_template: str = ""
+    tasks: tuple[str, ...] = ("generate",)
+    embedding_length: int = 0
+    pooling: str = ""
 
 
 class BackendStats(msgspec.Struct, frozen=True):
@@ -66,6 +74,7 @@ class BackendStats(msgspec.Struct, frozen=True):
 
     `uncached_tokens_queued` is what there is to compute before every request there is, waiting or running, generates:
     prompts without the beginnings that are cached or another one is to compute first. Of those waiting, an estimate.
+    Embeddings and rankings count as requests and prompt tokens too; `running` ones need no slot.
     """
 
     slots: int

@@ -7,6 +7,8 @@ A token's id is a function of prompt and position, and its text of its id, so an
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from heapq import heappop, heappush
@@ -19,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from backends.adapters import NO_ADAPTERS, AdapterSet, adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.output.stops import StopMatcher
-from protocols.calls import Adapter, SlotFile, SlotState
-from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, ServingError, Unavailable
+from protocols.calls import Adapter, Embedding, EmbeddingRequest, Relevance, RerankRequest, SlotFile, SlotState
+from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Event, Failed, Finished, FinishReason, Frame, Started, TextDelta, Timings, Usage
 from protocols.request import (
     ChatPrompt,
@@ -28,6 +30,7 @@ from protocols.request import (
     InfillPrompt,
     LoraScale,
     Message,
+    Prompt,
     Request,
     TextPrompt,
     TokenPrompt,
@@ -65,6 +68,9 @@ class FakeSettings(BaseModel):
 
     The text of a token is `piece` and its id. `inter_token_s` 0 means as fast as the event loop turns. `adapters` are
     paths of which only the names matter: an answer with other scales has other tokens.
+
+    An input's vector has `embedding_length` numbers and the Euclidean norm 1, whatever norm was asked for. A document's
+    score is the share of the query's words that it has.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,12 +83,14 @@ class FakeSettings(BaseModel):
     tokens: int = Field(16, ge=0)
     piece: str = " token"
     adapters: tuple[str, ...] = ()
+    tasks: tuple[Literal["generate", "embed", "rerank"], ...] = ("generate", "embed", "rerank")
+    embedding_length: int = Field(8, ge=1)
     fail_at: FakeFault | None = None
 
 
-def prompt_length(request: Request) -> int:
+def prompt_length(prompt: Prompt) -> int:
     """Words, and one token per message and image. Never 0, as with a real tokenizer that starts every prompt alike."""
-    match request.prompt:
+    match prompt:
         case ChatPrompt(messages=messages):
             return sum(_message_length(message) for message in messages) or 1
         case TextPrompt(text=text):
@@ -108,6 +116,14 @@ def answer_key(request: Request, adapters: AdapterSet = NO_ADAPTERS) -> int:
 
 def token_at(key: int, position: int, choice: int = 0) -> int:
     return crc32(b"%d:%d" % (choice, position), key) % VOCAB_SIZE
+
+
+def vector(prompt: TextPrompt | TokenPrompt, length: int) -> list[float]:
+    """Of the Euclidean norm 1, and a function of `prompt` alone."""
+    key = crc32(msgspec.json.encode(prompt))
+    values = [token_at(key, position) - VOCAB_SIZE / 2 + 0.25 for position in range(length)]  # never 0
+    norm = math.hypot(*values)
+    return [value / norm for value in values]
 
 
 class _Source(Protocol):
@@ -172,7 +188,7 @@ class _Generated:
         clock: Callable[[], float],
         adapters: AdapterSet,
     ) -> None:
-        self.prompt_tokens = prompt_length(request)
+        self.prompt_tokens = prompt_length(request.prompt)
         if self.prompt_tokens >= settings.context_length:
             raise ContextOverflow.of(self.prompt_tokens, settings.context_length)
         if request.n > 1 and request.resume:
@@ -247,7 +263,7 @@ class _Stream:
     def __init__(self, source: _Source, request: Request) -> None:
         self.source = source
         self.request = request
-        self.prompt_tokens = prompt_length(request)
+        self.prompt_tokens = prompt_length(request.prompt)
         self.slot = -1  # once it has one
         self.gone = asyncio.Event()
         self.generated = 0
@@ -283,7 +299,15 @@ class FakeBackend(Unsupported):
     async def start(self) -> ModelCard:
         self._loop = asyncio.get_running_loop()
         self._dead = ""
-        return ModelCard(self._settings.context_length, self._settings.slots, engine="fake", vocab_size=VOCAB_SIZE)
+        return ModelCard(
+            self._settings.context_length,
+            self._settings.slots,
+            engine="fake",
+            vocab_size=VOCAB_SIZE,
+            tasks=self._settings.tasks,
+            embedding_length=self._settings.embedding_length,
+            pooling="mean",
+        )
 
     def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         # Taken at the call, not at the first frame: tests count on the order of their calls.
@@ -294,6 +318,8 @@ class FakeBackend(Unsupported):
         self, request: Request, script: list[Event | Frame] | None, fault: FakeFault | None
     ) -> AsyncGenerator[Frame, None]:
         loop = self._alive()
+        if "generate" not in self._settings.tasks:
+            raise NotSupported("This model does not generate text")
         source: _Source
         if script is None:
             scales = self._scales if request.lora is None else request.lora
@@ -312,8 +338,41 @@ class FakeBackend(Unsupported):
         finally:
             self._release(stream, loop)
 
+    async def embed(self, request: EmbeddingRequest) -> list[Embedding]:
+        self._alive()
+        if "embed" not in self._settings.tasks:
+            return await super().embed(request)
+        counts = [prompt_length(prompt) for prompt in request.inputs]
+        self._count_inputs(counts, "input")
+        vectors = [vector(prompt, self._settings.embedding_length) for prompt in request.inputs]
+        return [
+            Embedding(struct.pack(f"<{len(values)}f", *values), len(values), count)
+            for values, count in zip(vectors, counts, strict=True)
+        ]
+
+    async def rerank(self, request: RerankRequest) -> list[Relevance]:
+        self._alive()
+        if "rerank" not in self._settings.tasks:
+            return await super().rerank(request)
+        query = request.query.lower().split()
+        words = [document.lower().split() for document in request.documents]
+        counts = [len(query) + len(document) or 1 for document in words]
+        self._count_inputs(counts, "documents")
+        return [
+            Relevance(sum(word in document for word in query) / (len(query) or 1), count)
+            for document, count in zip(words, counts, strict=True)
+        ]
+
+    def _count_inputs(self, counts: Sequence[int], param: str) -> None:
+        if not counts:
+            raise InvalidRequest("There is nothing to compute: the list is empty", param=param)
+        for index, count in enumerate(counts):
+            if count > self._settings.context_length:
+                raise ContextOverflow.of_item(index, count, self._settings.context_length, param)
+        self._prompt_tokens_total += sum(counts)
+
     async def count_tokens(self, request: Request) -> int:
-        return prompt_length(request)
+        return prompt_length(request.prompt)
 
     def adapters(self) -> list[Adapter]:
         scales = {item.id: item.scale for item in self._scales}

@@ -92,6 +92,15 @@ class ContextOverflow(InvalidRequest):
             details={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
         )
 
+    @classmethod
+    def of_item(cls, index: int, n_prompt_tokens: int, n_ctx: int, param: str) -> ContextOverflow:
+        """One of several inputs, which has to be computed in one piece; `param` is the list they are in."""
+        return cls(
+            f"Item {index} has {n_prompt_tokens} tokens, but this model takes at most {n_ctx} in one piece",
+            param=f"{param}[{index}]",
+            details={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
+        )
+
 
 class Unauthorized(ServingError):
     kind, status = "unauthorized", 401

@@ -121,16 +121,29 @@ class Model:
         with _explained("the model cannot be loaded"):
             self._model = _not_null(c.llama_model_load_from_file(str(path).encode(), params), "it gave no reason")
         self.vocab = _not_null(c.llama_model_get_vocab(self._model), "the model has no vocabulary")
+        if c.llama_vocab_type(self.vocab) == c.LLAMA_VOCAB_TYPE_NONE:  # tokenising would end the process
+            self.close()
+            raise LlamaCppError("the model has no vocabulary")
         self.vocab_size = int(c.llama_vocab_n_tokens(self.vocab))
         self.parameters = int(c.llama_model_n_params(self._model))
         self.trained_context = int(c.llama_model_n_ctx_train(self._model))
         self.heads = int(c.llama_model_n_head(self._model))
-        self.generates = bool(c.llama_model_has_decoder(self._model)) and not c.llama_model_has_encoder(self._model)
+        self.embedding_length = int(c.llama_model_n_embd_out(self._model))
+        self.has_encoder = bool(c.llama_model_has_encoder(self._model))
+        self.is_diffusion = bool(c.llama_model_is_diffusion(self._model))
+        self.is_recurrent = bool(c.llama_model_is_recurrent(self._model) or c.llama_model_is_hybrid(self._model))
+        self.classifier_outputs = int(c.llama_model_n_cls_out(self._model))
         self.adds_bos = bool(c.llama_vocab_get_add_bos(self.vocab))
-        self.chat_template = (c.llama_model_chat_template(self._model, None) or b"").decode("utf-8", "replace")
+        self.adds_eos = bool(c.llama_vocab_get_add_eos(self.vocab))
+        self.adds_sep = bool(c.llama_vocab_get_add_sep(self.vocab))
+        # Below 0 where the vocabulary has none.
         self.bos = int(c.llama_vocab_bos(self.vocab))
+        self.eos = int(c.llama_vocab_eos(self.vocab))
+        self.sep = int(c.llama_vocab_sep(self.vocab))
+        self.chat_template = self._template(None)
+        self.rerank_template = self._template(b"rerank")
         self.bos_text = self._special_text(self.bos)
-        self.eos_text = self._special_text(c.llama_vocab_eos(self.vocab))
+        self.eos_text = self._special_text(self.eos)
         self.end_tokens = frozenset(t for t in range(self.vocab_size) if c.llama_vocab_is_eog(self.vocab, t))
         self.suppressed_tokens = self._suppressed_tokens()
         self.fim = FimTokens(
@@ -145,6 +158,11 @@ class Model:
     @property
     def handle(self) -> Any:
         return _not_null(self._model, "the model is closed")
+
+    def new_context(self, params: Any) -> Any:
+        """llama.cpp's context over these weights, which the caller frees before the model is closed."""
+        with _explained("the context cannot be created"):
+            return _not_null(c.llama_init_from_model(self.handle, params), "is there memory for the KV cache?")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
         # A lone surrogate is not UTF-8, and llama.cpp's tokenizers may throw on that.
@@ -175,6 +193,9 @@ class Model:
         count = ctypes.c_int32(0)
         tokens = c.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(count))
         return frozenset(tokens[i] for i in range(count.value)) if tokens else frozenset()
+
+    def _template(self, name: bytes | None) -> str:
+        return (c.llama_model_chat_template(self._model, name) or b"").decode("utf-8", "replace")
 
     def _special_text(self, token: int) -> str:
         return self._read_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -242,6 +263,10 @@ class Batch:
         self.size = end
         return end - 1
 
+    def want_all(self) -> None:
+        """Asks for the output of every row."""
+        self._logits[: self.size] = 1
+
     def wants_logits(self, row: int) -> bool:
         return 0 <= row < self.size and bool(self._logits[row])
 
@@ -280,6 +305,8 @@ class Context:
     ) -> None:
         if not 1 <= sequences <= MAX_SEQUENCES:
             raise LlamaCppError(f"{sequences} sequences; llama.cpp has 1 to {MAX_SEQUENCES}")
+        if batch_size < sequences:  # llama.cpp ends the process
+            raise LlamaCppError(f"a batch of {batch_size} has no room for {sequences} sequences")
         params = c.llama_context_default_params()
         params.n_ctx = sequences * (-(-context_length // 256) * 256)  # a sequence's share is cut in units of 256
         if unified_kv and kv_size is not None:
@@ -292,10 +319,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attention]
         params.type_k = CACHE_TYPES[cache_type_k]
         params.type_v = CACHE_TYPES[cache_type_v]
-        with _explained("the context cannot be created"):
-            self._context = _not_null(
-                c.llama_init_from_model(model.handle, params), "is there memory for the KV cache?"
-            )
+        self._context = model.new_context(params)
         self._memory = _not_null(c.llama_get_memory(self._context), "the model has no KV cache")
         self._vocab_size = model.vocab_size
         self._decoded: Batch | None = None

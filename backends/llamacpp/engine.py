@@ -2,8 +2,9 @@
 
 A step is one `llama_decode` over all running requests: one token for each that generates, then prompt tokens of those
 that do not yet (`batch_size` in all, `prefill_chunk` of them while others generate). Then each request that has logits
-draws its next token, and everything the step produced goes to the event loop in one call. `Runner` does all this;
-here is the thread it runs on.
+draws its next token, and everything the step produced goes to the event loop in one call. `Runner` does all this, and
+`Embedder` the same for embeddings and rankings, in a context of its own; here is the thread they run on. Each has one
+step in turn, and while something generates, batches of embeddings too are only as large as `prefill_chunk`.
 
 The engine thread owns model, context, slots and samplers; the event loop owns the streams. They meet in two places:
 commands go in through a queue that is read between steps, results go out through `call_soon_threadsafe`.
@@ -24,24 +25,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from backends.base import BackendStats
-from backends.llamacpp.bindings import LlamaCppError
+from backends.llamacpp.bindings import LlamaCppError, Tokens
+from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.runner import Runner
 from backends.llamacpp.sequence import Generation
-from backends.llamacpp.streams import Result, Stream
+from backends.llamacpp.streams import Call, Receiver, Result, Stream
 from protocols.errors import InternalError, ServingError, Unavailable
 
 log = logging.getLogger(__name__)
 
 
 Answer = TypeVar("Answer")
+
+
+class _Worker(Protocol):
+    """A part of the engine with requests of its own. Only the thread calls it."""
+
+    results: list[Result[Any]]
+    taken: int
+    taken_tokens: int
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do, now or later, for the requests there are."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether there is something to compute."""
+        ...
+
+    def step(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def stats(self) -> BackendStats: ...
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -55,18 +81,21 @@ class _Snapshot(msgspec.Struct, frozen=True):
 class Engine:
     """`start`, `submit`, `cancel`, `stats` and `stop` belong to the event loop; everything below them to the thread."""
 
-    def __init__(self, runner: Runner, *, context_shift: bool = False) -> None:
+    def __init__(self, runner: Runner | None, embedder: Embedder, *, context_shift: bool = False) -> None:
+        """`runner` is None for a model that generates nothing."""
         self.failure: str | None = None
         self._runner = runner
+        self._embedder = embedder
+        self._workers: list[_Worker] = [embedder] if runner is None else [runner, embedder]
         self._context_shift = context_shift
         self._thread = threading.Thread(target=self._run, name="llamacpp-engine", daemon=True)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: set[Stream] = set()
         self._asked: set[asyncio.Future[Any]] = set()
+        self._open: set[Receiver[Any]] = set()
         self._submitted = self._submitted_tokens = 0
         self._stopping = False
-        self._snapshot = _Snapshot(runner.stats())
+        self._snapshot = _snapshot(self._workers)
 
     # --- on the event loop ---
 
@@ -75,39 +104,56 @@ class Engine:
         self._thread.start()
 
     def submit(self, generation: Generation) -> Stream:
-        if self.failure is not None:
-            raise Unavailable(self.failure)
+        """Only where there is a runner."""
+        assert self._runner is not None
         if generation.slot.shift is None:
             slot = msgspec.structs.replace(generation.slot, shift=self._context_shift)
             generation = msgspec.structs.replace(generation, slot=slot)
         stream = Stream(generation)
-        self._open.add(stream)
-        self._submitted += generation.n
-        self._submitted_tokens += len(generation.prompt)
-        self._commands.put(partial(self._runner.submit, stream))
+        self._send(stream, partial(self._runner.submit, stream), generation.n, len(generation.prompt))
         return stream
+
+    def embed(self, inputs: Sequence[Tokens], normalize: int) -> Call:
+        call = Call(inputs, normalize)
+        self._send(call, partial(self._embedder.submit, call), 1, call.tokens)
+        return call
 
     def cancel(self, stream: Stream) -> None:
         """Frees what `stream` holds before the next step. Nothing happens if it has ended."""
-        if stream in self._open:
+        if stream in self._open and self._runner is not None:
             self._open.discard(stream)
             self._commands.put(partial(self._runner.cancel, stream))
 
     async def ask(self, question: Callable[[Runner], Answer], *, slot: int | None = None) -> Answer:
         """What `question` returns or raises on the engine thread, between two steps; with `slot`, once it is idle.
 
-        Cancelled before that, it is not asked. A `LlamaCppError` becomes `InternalError`.
+        Cancelled before that, it is not asked. A `LlamaCppError` becomes `InternalError`. Only where there is a runner.
         """
         if self.failure is not None:
             raise Unavailable(self.failure)
+        assert self._runner is not None
         asked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked.add(asked)
-        put = partial(self._answer, asked, question)
+        put = partial(self._answer, asked, partial(question, self._runner))
         self._commands.put(put if slot is None else partial(self._runner.when_idle, slot, put))
         try:
             return await asked
         finally:
             self._asked.discard(asked)
+
+    def cancel_call(self, call: Call) -> None:
+        """Drops those of its inputs that are not computed yet. Nothing happens if it has ended."""
+        if call in self._open:
+            self._open.discard(call)
+            self._commands.put(partial(self._embedder.cancel, call))
+
+    def _send(self, receiver: Receiver[Any], command: Callable[[], None], requests: int, tokens: int) -> None:
+        if self.failure is not None:
+            raise Unavailable(self.failure)
+        self._open.add(receiver)
+        self._submitted += requests
+        self._submitted_tokens += tokens
+        self._commands.put(command)
 
     def stats(self) -> BackendStats:
         """The last step's numbers, plus what was submitted since."""
@@ -124,7 +170,7 @@ class Engine:
         )
 
     def stop(self, why: str) -> None:
-        """Ends all streams; the thread ends after the step it is in. `join` waits for that."""
+        """Ends all requests; the thread ends after the step it is in. `join` waits for that."""
         self._fail_open(Unavailable(why))
         self._commands.put(self._on_stop)
 
@@ -133,17 +179,17 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _deliver(self, results: list[Result]) -> None:
+    def _deliver(self, results: list[Result[Any]]) -> None:
         for result in results:
             if result.stream in self._open:
-                result.stream.items.put_nowait(result.item)
+                result.stream.receive(result.item)
                 if result.last:
                     self._open.discard(result.stream)
 
     def _fail_open(self, error: ServingError) -> None:
         self.failure = self.failure or error.message
-        for stream in self._open:
-            stream.items.put_nowait(error)
+        for receiver in self._open:
+            receiver.receive(error)
         self._open.clear()
         for asked in self._asked:
             _reject(asked, error)
@@ -159,8 +205,9 @@ class Engine:
             log.critical("the engine thread died", exc_info=True)
         finally:
             try:
-                self._runner.close()
-                self._snapshot = _Snapshot(self._runner.stats(), self._runner.taken, self._runner.taken_tokens)
+                for worker in self._workers:
+                    worker.close()
+                self._snapshot = _snapshot(self._workers)
             finally:
                 if died:  # nothing can be served after this; whoever waits must hear of it, whatever it was
                     self._post(partial(self._fail_open, Unavailable("The engine of this model has failed.")))
@@ -170,15 +217,20 @@ class Engine:
             self._take_commands()
             if self._stopping:
                 return
-            self._runner.admit()
+            generating = False
+            if self._runner is not None:
+                self._runner.admit()
+                generating = self._runner.running
+            self._embedder.admit(beside_generation=generating)
             self._publish()
-            if self._runner.running:
-                self._runner.step()
-                self._publish()
+            for worker in self._workers:
+                if worker.running:
+                    worker.step()
+                    self._publish()
 
     def _take_commands(self) -> None:
         """All commands there are; waits for one when there is nothing to compute."""
-        if self._runner.idle:
+        if all(worker.idle for worker in self._workers):
             self._commands.get()()
         while True:
             try:
@@ -187,11 +239,11 @@ class Engine:
                 return
             command()
 
-    def _answer(self, asked: asyncio.Future[Answer], question: Callable[[Runner], Answer]) -> None:
+    def _answer(self, asked: asyncio.Future[Answer], question: Callable[[], Answer]) -> None:
         if asked.done():
             return
         try:
-            answer = question(self._runner)
+            answer = question()
         except ServingError as error:
             self._post(partial(_reject, asked, error))
         except LlamaCppError as error:
@@ -204,11 +256,11 @@ class Engine:
         self._stopping = True
 
     def _publish(self) -> None:
-        runner = self._runner
-        self._snapshot = _Snapshot(runner.stats(), runner.taken, runner.taken_tokens)
-        if runner.results:
-            self._post(partial(self._deliver, runner.results))
-            runner.results = []
+        self._snapshot = _snapshot(self._workers)
+        for worker in self._workers:
+            if worker.results:
+                self._post(partial(self._deliver, worker.results))
+                worker.results = []
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
@@ -228,3 +280,20 @@ def _resolve(asked: asyncio.Future[Answer], answer: Answer) -> None:
 def _reject(asked: asyncio.Future[Answer], error: ServingError) -> None:
     if not asked.done():
         asked.set_exception(error)
+
+
+def _snapshot(workers: Sequence[_Worker]) -> _Snapshot:
+    """Slots, KV cache and speed are those of the first, which generates where one does; the rest is the sum."""
+    stats, *others = (worker.stats() for worker in workers)
+    for other in others:
+        stats = msgspec.structs.replace(
+            stats,
+            running=stats.running + other.running,
+            waiting=stats.waiting + other.waiting,
+            queued_prompt_tokens=stats.queued_prompt_tokens + other.queued_prompt_tokens,
+            uncached_tokens_queued=stats.uncached_tokens_queued + other.queued_prompt_tokens,
+            prompt_tokens_total=stats.prompt_tokens_total + other.prompt_tokens_total,
+            steps_total=stats.steps_total + other.steps_total,
+        )
+    taken_tokens = sum(worker.taken_tokens for worker in workers)
+    return _Snapshot(stats, sum(worker.taken for worker in workers), taken_tokens)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-import numpy as np
-
 from backends.chat_template import ChatTemplate
 from backends.llamacpp.bindings import Model, Tokens
+from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
 from protocols.errors import InvalidRequest
-from protocols.request import ChatPrompt, InfillPrompt, Request, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, InfillPrompt, Prompt, Request, TextPrompt, TokenPrompt
 
 
-def prompt_chars(request: Request) -> int:
+def prompt_chars(prompt: Prompt) -> int:
     """A measure of how long `Tokenizer.tokens` takes."""
-    match request.prompt:
+    match prompt:
         case ChatPrompt(messages=messages, tools=tools):
             return sum(len(m.text) + len(m.reasoning or "") for m in messages) + 512 * len(tools)
         case TextPrompt(text=text):
@@ -26,7 +25,7 @@ def prompt_chars(request: Request) -> int:
         case InfillPrompt(prefix=prefix, suffix=suffix, files=files):
             return len(prefix) + len(suffix) + sum(len(file.text) for file in files)
         case _:
-            assert_never(request.prompt)
+            assert_never(prompt)
 
 
 class Tokenizer:
@@ -72,9 +71,4 @@ class Tokenizer:
         return self._model.tokenize(text, add_special=self._model.adds_bos and not begins, parse_special=True)
 
     def checked(self, tokens: Sequence[int], param: str) -> Tokens:
-        """An id outside the vocabulary would make the whole batch fail, with everyone else's tokens in it."""
-        for token in tokens:
-            if not 0 <= token < self._model.vocab_size:
-                message = f"There is no token {token} in a vocabulary of {self._model.vocab_size}"
-                raise InvalidRequest(message, param=param)
-        return np.array(tokens, np.int32)
+        return checked_tokens(tokens, self._model, param)

@@ -21,6 +21,7 @@ from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, Lla
 from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.kv_cache import KvCache
 from backends.llamacpp.prompt_cache import PromptCache
+from backends.llamacpp.rate import Rate
 from backends.llamacpp.sampler import Sampler
 from backends.llamacpp.scheduler import (
     Task,
@@ -46,10 +47,6 @@ from protocols.events import Frame
 
 log = logging.getLogger(__name__)
 
-_RATE_SMOOTHING = 0.2
-_RATE_MIN_TOKENS = 16
-"""Steps with fewer prompt tokens say nothing about prefill speed: decoding dominates them."""
-
 _COMPARED = 64
 """With how many of those who came before it a new prompt is compared, to tell how much of it is left to compute."""
 
@@ -72,7 +69,7 @@ class Runner:
     ) -> None:
         """Without `drafting`, no tokens are guessed."""
         self.kv = KvCache(context, prompts)
-        self.results: list[Result] = []
+        self.results: list[Result[Frame]] = []
         self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
         self._model = model
         self._context = context
@@ -94,7 +91,7 @@ class Runner:
         self._tickets = 0
         self._prompt_total = self._cached_total = self._generated_total = self._steps = 0
         self._guessed_total = self._guessed_right_total = 0
-        self._prefill_rate = 0.0
+        self._prefill_rate = Rate()
 
     @property
     def running(self) -> bool:
@@ -251,10 +248,7 @@ class Runner:
         self._compute(work)
         self._steps += 1
         prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1 + part.guesses)
-        if prefilled >= _RATE_MIN_TOKENS:
-            rate = prefilled / max(time.monotonic() - started, 1e-6)
-            weight = _RATE_SMOOTHING if self._prefill_rate else 1.0
-            self._prefill_rate += weight * (rate - self._prefill_rate)
+        self._prefill_rate.add(prefilled, time.monotonic() - started)
 
     def _apply(self, adapters: AdapterSet) -> None:
         if adapters != self._applied:
@@ -434,7 +428,7 @@ class Runner:
             cached_tokens_total=self._cached_total,
             generated_tokens_total=self._generated_total,
             steps_total=self._steps,
-            prefill_tokens_per_s=self._prefill_rate,
+            prefill_tokens_per_s=self._prefill_rate.per_s,
             draft_tokens_total=self._guessed_total,
             draft_accepted_total=self._guessed_right_total,
         )

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from backends.adapters import MAX_SCALE
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 class AdapterSettings(BaseModel):
@@ -86,7 +87,8 @@ class LlamaCppSettings(BaseModel):
         128,
         ge=1,
         description="Most prompt tokens of a step while other requests generate: smaller means shorter pauses for "
-        "them and a later first token for the newcomer. With nobody generating, `batch_size` is the limit.",
+        "them and a later first token for the newcomer. With nobody generating, `batch_size` is the limit. The same "
+        "goes for embeddings, except that an input is always computed whole.",
     )
     unified_kv: bool = Field(
         False,
@@ -135,6 +137,18 @@ class LlamaCppSettings(BaseModel):
         "the longer the context), unless values are quantised or a step would take too much memory without it.",
     )
     speculation: Speculation = Field(Speculation(), description="Whether and how the next tokens are guessed.")
+    pooling: Pooling | None = Field(
+        None,
+        description="How the vectors of an input's tokens become one: their mean, that of the first token (cls) or the "
+        "last. `none` gives one vector per token; `rank` gives a score, and needs a model with a classification head. "
+        "Default: what the model's file says, and `last` for a model that generates and whose file says nothing.",
+    )
+    embedding_batch_size: int | None = Field(
+        None,
+        ge=32,
+        description="Most tokens of one computation of embeddings or scores, and so of one input. Only inputs make it "
+        "take memory, above all 4 bytes per token and vocabulary entry. Default: `micro_batch_size`.",
+    )
     cache_type_k: CacheType = Field("f16", description="How keys are stored in the KV cache.")
     cache_type_v: CacheType = Field("f16", description="How values are stored; quantised needs flash attention.")
     gpu_layers: int = Field(-1, ge=-1, description="Layers kept on the GPU; -1 is all, where llama.cpp has a GPU.")

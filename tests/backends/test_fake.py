@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -11,9 +12,29 @@ from pydantic import TypeAdapter, ValidationError
 from backends import BackendSettings, create
 from backends.base import Backend
 from backends.fake import FakeBackend, FakeFault, FakeSettings
-from protocols.errors import BackendLost, InternalError, InvalidRequest, Overloaded, ServingError, Unavailable
+from protocols.calls import EmbeddingRequest, RerankRequest
+from protocols.errors import (
+    BackendLost,
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    NotSupported,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
 from protocols.events import Event, Finished, Frame, Started, TextDelta
-from protocols.request import ChatPrompt, ImagePart, LoraScale, Message, Request, Sampling, TextPart, TokenPrompt
+from protocols.request import (
+    ChatPrompt,
+    ImagePart,
+    LoraScale,
+    Message,
+    Request,
+    Sampling,
+    TextPart,
+    TextPrompt,
+    TokenPrompt,
+)
 from tests.backends.contract import Answer, BackendContract, answer, chat, until
 from tests.protocols.scripts import COMPLETE, FAILING, SCRIPTS
 
@@ -329,3 +350,55 @@ async def test_slots_are_listed_saved_restored_and_erased() -> None:
     await backend.aclose()
     with pytest.raises(Unavailable):
         await waiting
+
+
+# --- embeddings and rankings -----------------------------------------------
+
+
+async def test_vectors_are_of_the_text_and_of_length_one() -> None:
+    backend = FakeBackend(FakeSettings(embedding_length=5))
+    card = await backend.start()
+    assert (card.embedding_length, card.tasks) == (5, ("generate", "embed", "rerank"))
+    inputs = (TextPrompt("one two"), TokenPrompt((1, 2, 3)), TextPrompt("one two"))
+    first, second, again = await backend.embed(EmbeddingRequest("e", "m", inputs))
+    assert first == again
+    assert first.vectors() != second.vectors()
+    assert (first.prompt_tokens, second.prompt_tokens, first.rows) == (2, 3, 1)
+    for got in (first, second):
+        (vector,) = got.vectors()
+        assert len(vector) == 5
+        assert math.hypot(*vector) == pytest.approx(1, abs=1e-6)
+    assert backend.stats().prompt_tokens_total == 7
+
+
+async def test_a_score_is_the_share_of_the_query_that_a_document_has() -> None:
+    backend = FakeBackend(FakeSettings())
+    await backend.start()
+    got = await backend.rerank(RerankRequest("r", "m", "red Fox", ("a fox", "the red fox", "bread")))
+    assert [(relevance.score, relevance.prompt_tokens) for relevance in got] == [(0.5, 4), (1.0, 5), (0.0, 3)]
+
+
+async def test_inputs_that_are_missing_or_too_long() -> None:
+    backend = FakeBackend(FakeSettings(context_length=4))
+    await backend.start()
+    with pytest.raises(InvalidRequest):
+        await backend.embed(EmbeddingRequest("e", "m", ()))
+    with pytest.raises(InvalidRequest):
+        await backend.rerank(RerankRequest("r", "m", "a", ()))
+    with pytest.raises(ContextOverflow) as caught:
+        await backend.embed(EmbeddingRequest("e", "m", (TextPrompt("a"), TextPrompt("a b c d e"))))
+    assert (caught.value.param, caught.value.details) == ("input[1]", {"n_prompt_tokens": 5, "n_ctx": 4})
+    with pytest.raises(ContextOverflow) as caught:
+        await backend.rerank(RerankRequest("r", "m", "a b", ("a b c",)))
+    assert caught.value.param == "documents[0]"
+
+
+async def test_only_the_tasks_it_has() -> None:
+    none = FakeBackend(FakeSettings(tasks=()))
+    await none.start()
+    with pytest.raises(NotSupported):
+        await none.embed(EmbeddingRequest("e", "m", (TextPrompt("a"),)))
+    with pytest.raises(NotSupported):
+        await none.rerank(RerankRequest("r", "m", "a", ("b",)))
+    with pytest.raises(NotSupported):
+        await anext(none.generate(Request("g", "m", TextPrompt("a"))))

@@ -42,9 +42,10 @@ async def started(demo_model: str, **settings: Any) -> AsyncIterator[LlamaCppBac
 
 
 def parts(backend: LlamaCppBackend) -> tuple[Runner, Context]:
+    """Of a model that generates."""
     assert backend._engine is not None
-    assert backend._loaded is not None
-    return backend._engine._runner, backend._loaded.context
+    assert backend._engine._runner is not None
+    return backend._engine._runner, backend._engine._runner._context
 
 
 def forget(backend: LlamaCppBackend) -> None:
