@@ -47,7 +47,8 @@ _NGRAM_PRIORS = (0.5, 0.5, 0.5, 0.75, 0.85, 0.93, 0.95)
 _MODEL_PRIOR = 0.8
 _MARGIN = 1.2
 """How much more than its cost a guess must bring: of chances that are estimated, those that are taken are rather too
-high. Without it, four streams at once that edited texts were slower with guesses (68 tokens/s) than without (76)."""
+high. Counted over recorded answers with the costs above: four streams of free text at once lost 2 % without a margin.
+With it nothing was lost, and a lone stream that edits kept its gain (1.7 times as fast, at best)."""
 _PRIOR_WEIGHT = 4.0
 _FADING = 0.95
 

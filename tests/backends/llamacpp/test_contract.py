@@ -56,7 +56,7 @@ class TestDraftModel(TestLlamaCpp):
     async def create(cls) -> Backend:
         from backends.llamacpp.backend import LlamaCppBackend
 
-        speculation = Speculation(kind="draft", draft_model=MODEL, row_cost=0, p_min=0)
+        speculation = Speculation(kind="draft", draft_model=MODEL, max_tokens=3, row_cost=0, p_min=0)
         settings = LlamaCppSettings(
             model=MODEL, slots=3, context_length=cls.context_length, unified_kv=True, speculation=speculation
         )
