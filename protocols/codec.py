@@ -22,11 +22,21 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, Generic[OptionsT], frozen=True):
-    """A decoded body: the request, whether its answer is streamed, and what only this dialect's encoder needs."""
+    """A decoded body: its requests, whether the answer is streamed, and what only this dialect's encoder needs.
 
-    request: Request
+    Where a body holds several prompts there is a request for each, and the choices of all of them are counted through:
+    those of the second follow those of the first.
+    """
+
+    requests: tuple[Request, ...]
     stream: bool
     options: OptionsT
+
+    @property
+    def request(self) -> Request:
+        """The only request of a dialect that has one prompt."""
+        (request,) = self.requests
+        return request
 
 
 class Encoder(Protocol):

@@ -53,12 +53,37 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool = False
 
 
+class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the model thinks before it answers; None is its own default. `effort` is a word its template may know.
+
+    `budget_tokens` ends the thinking after so many tokens, where that is possible.
+    """
+
+    enabled: bool | None = None
+    effort: str | None = None
+    budget_tokens: int | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`required`: at least one call; `name`, with `required`: of this tool. `parallel`: several calls in one answer."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, tag="chat", omit_defaults=True):
-    """Messages that the model's chat template turns into text."""
+    """Messages that the model's chat template turns into text.
+
+    With `continues`, the last message is the beginning of the assistant's answer, which goes on from there.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     template_kwargs: dict[str, Any] = {}
+    tool_choice: ToolChoice = ToolChoice()
+    reasoning: Reasoning = Reasoning()
+    continues: bool = False
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="raw_text"):

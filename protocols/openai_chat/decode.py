@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
 
+from protocols.body import parse_object, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
-from protocols.openai_chat.wire import LIST, STRING, Body, InMessage, Part
+from protocols.openai_chat.wire import Body, InMessage, Part
 from protocols.request import (
     ChatPrompt,
     ContentPart,
@@ -48,11 +47,8 @@ would silently give the client something it did not ask for."""
 
 
 def decode(body: bytes, request_id: str) -> Call[ChatOptions]:
-    raw = _parse(body)
-    try:
-        wire = Body.model_validate(raw)
-    except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)[0]) from None
+    raw = parse_object(body)
+    wire = validated(Body, raw)
     for name, neutral in _NOT_YET.items():
         value = raw.get(name)
         if value is not None and value not in neutral:
@@ -82,19 +78,7 @@ def decode(body: bytes, request_id: str) -> Call[ChatOptions]:
         ignore_eos=bool(wire.ignore_eos),
     )
     include_usage = wire.stream_options is not None and bool(wire.stream_options.include_usage)
-    return Call(request, stream=bool(wire.stream), options=ChatOptions(include_usage))
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        # Also refuses NaN, Infinity, invalid UTF-8, lone surrogates, deep nesting and integers too long for Python.
-        raw = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        what = f"the body is not valid JSON: {error}" if body.strip() else "the body is empty"
-        raise InvalidRequest(f"Expected a JSON object, but {what}.") from None
-    if not isinstance(raw, dict):
-        raise InvalidRequest(f"Expected a JSON object, but the body is {_got(raw)}.")
-    return raw
+    return Call((request,), stream=bool(wire.stream), options=ChatOptions(include_usage))
 
 
 # --- messages ------------------------------------------------------------
@@ -167,56 +151,3 @@ def _misplaced(type_: str, where: str, message: InMessage, path: str) -> Invalid
         f"Invalid '{path}.type': a part of type '{type_}' belongs in {where}, not in one of role '{message.role}'.",
         param=f"{path}.type",
     )
-
-
-# --- wording ------------------------------------------------------------
-
-_EXPECTED: dict[str, str] = {
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "int_type": "an integer",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "list_type": "a list",
-    "model_type": "an object",
-    "literal_error": "one of {expected}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "string_too_short": "a string that is not empty",
-    "too_short": "at least {min_length} item(s)",
-    "too_long": "at most {max_length} items",
-}
-"""pydantic's error type -> what would be right."""
-
-
-def _invalid(error: ErrorDetails) -> InvalidRequest:
-    loc = error["loc"]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))[1:]
-    if error["type"] == "missing":
-        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
-    if loc[-1] == LIST and error["type"] == "list_type":
-        expected = "a string or a list"
-    elif (wording := _EXPECTED.get(error["type"])) is not None:
-        expected = wording.format_map(error.get("ctx", {}))
-    else:
-        expected = f"something else ({error['msg']})"
-    # A string is shown only where it was to be one of a few words: anywhere else it may be the prompt.
-    got = _got(error["input"], show_string=error["type"] == "literal_error")
-    return InvalidRequest(f"Invalid '{path}': expected {expected}, got {got}.", param=path)
-
-
-def _got(value: object, *, show_string: bool = False) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return f"'{value}'" if show_string and len(value) <= 40 else "a string"
-        case int() | float():
-            text = str(value)
-            return text if len(text) <= 40 else "a number"
-        case list():
-            return f"a list of {len(value)}"
-        case _:
-            return "an object"

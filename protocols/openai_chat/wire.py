@@ -9,24 +9,19 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Field, Tag
 
+from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
 from protocols.events import FinishReason, Timings, Usage
 
 # --- in: a request body ------------------------------------------------------------
 
 
-class _Wire(BaseModel):
-    """No coercion: "hot" is no temperature, and 1.0 is no token count. Unknown keys are ignored, `null` is absent."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class ImageUrl(_Wire):
+class ImageUrl(Wire):
     url: str
 
 
-class Part(_Wire):
+class Part(Wire):
     """One content part. Which of the other fields belongs to which type is checked by the decoder."""
 
     type: Literal["text", "image_url", "refusal"]
@@ -35,31 +30,22 @@ class Part(_Wire):
     refusal: str | None = None
 
 
-class FunctionCall(_Wire):
+class FunctionCall(Wire):
     name: str = Field(min_length=1)
     arguments: str
 
 
-class AssistantToolCall(_Wire):
+class AssistantToolCall(Wire):
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-def _shape(value: object) -> str:
-    return STRING if isinstance(value, str) else LIST
+Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Part], Tag(LIST)], STRING_OR_LIST]
+Stop = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[str], Field(max_length=16), Tag(LIST)], STRING_OR_LIST]
 
 
-# Branches of a union show up in pydantic's error location; these are never keys, so the decoder can leave them out.
-STRING, LIST = "<string>", "<list>"
-
-Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Part], Tag(LIST)], Discriminator(_shape)]
-Stop = Annotated[
-    Annotated[str, Tag(STRING)] | Annotated[list[str], Field(max_length=16), Tag(LIST)], Discriminator(_shape)
-]
-
-
-class InMessage(_Wire):
+class InMessage(Wire):
     """A message of any role. Which fields a role needs is checked by the decoder."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -71,14 +57,14 @@ class InMessage(_Wire):
     tool_call_id: str | None = None
 
 
-class StreamOptions(_Wire):
+class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
 _I32 = 2**31 - 1
 
 
-class Body(_Wire):
+class Body(Wire):
     model: str = Field(min_length=1)
     messages: list[InMessage] = Field(min_length=1)
     stream: bool | None = None

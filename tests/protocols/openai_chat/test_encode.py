@@ -40,7 +40,7 @@ STAMP = Stamp("0123456789abcdef", 1_700_000_000)
 
 def call(include_usage: bool = False, n: int = 1) -> Call[ChatOptions]:
     prompt = ChatPrompt((Message("user", (TextPart("Hi"),)),))
-    return Call(Request("r1", 'mo"del/ü', prompt, n=n), stream=True, options=ChatOptions(include_usage))
+    return Call((Request("r1", 'mo"del/ü', prompt, n=n),), stream=True, options=ChatOptions(include_usage))
 
 
 def stream(script: tuple[Event, ...], include_usage: bool = False, n: int = 1) -> bytes:

@@ -1,0 +1,103 @@
+"""Bodies of requests, for every dialect: JSON in, a validated model out, and one wording for what is wrong with it.
+
+Everything that is wrong is an `InvalidRequest` that names the JSON path, what was expected there, and what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from protocols.errors import InvalidRequest
+
+STRING, LIST = "<string>", "<list>"
+"""Tags of a field that is a string or a list. pydantic puts them into a path; they are never keys and are left out."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Wire(BaseModel):
+    """No coercion: "hot" is no temperature, and 1.0 is no token count. Unknown keys are ignored, `null` is absent."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def _shape(value: object) -> str:
+    return STRING if isinstance(value, str) else LIST
+
+
+STRING_OR_LIST = Discriminator(_shape)
+"""For `Annotated[Annotated[str, Tag(STRING)] | Annotated[list[X], Tag(LIST)], STRING_OR_LIST]`."""
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`."""
+    try:
+        # Also refuses NaN, Infinity, invalid UTF-8, lone surrogates, deep nesting and integers too long for Python.
+        raw = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        what = f"the body is not valid JSON: {error}" if body.strip() else "the body is empty"
+        raise InvalidRequest(f"Expected a JSON object, but {what}.") from None
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"Expected a JSON object, but the body is {shown(raw)}.")
+    return raw
+
+
+def validated(model: type[ModelT], raw: object) -> ModelT:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False)[0]) from None
+
+
+_EXPECTED: dict[str, str] = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "model_type": "an object",
+    "literal_error": "one of {expected}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "a string that is not empty",
+    "too_short": "at least {min_length} item(s)",
+    "too_long": "at most {max_length} items",
+}
+"""pydantic's error type -> what would be right."""
+
+
+def invalid(error: ErrorDetails) -> InvalidRequest:
+    loc = error["loc"]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))[1:]
+    if error["type"] == "missing":
+        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
+    if loc[-1] == LIST and error["type"] == "list_type":
+        expected = "a string or a list"
+    elif (wording := _EXPECTED.get(error["type"])) is not None:
+        expected = wording.format_map(error.get("ctx", {}))
+    else:
+        expected = f"something else ({error['msg']})"
+    # A string is shown only where it was to be one of a few words: anywhere else it may be the prompt.
+    got = shown(error["input"], show_string=error["type"] == "literal_error")
+    return InvalidRequest(f"Invalid '{path}': expected {expected}, got {got}.", param=path)
+
+
+def shown(value: object, *, show_string: bool = False) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"'{value}'" if show_string and len(value) <= 40 else "a string"
+        case int() | float():
+            text = str(value)
+            return text if len(text) <= 40 else "a number"
+        case list():
+            return f"a list of {len(value)}"
+        case _:
+            return "an object"
