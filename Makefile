@@ -10,7 +10,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint fmt bench-relay clean
+.PHONY: help install serve test lint fmt bench-relay bench-engine clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ fmt: ## Format the code and mend what ruff can
 bench-relay: ## Measure what relaying tokens costs, without a model
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.relay
+
+bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.engine
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -134,7 +134,8 @@ class LlamaCppSettings(BaseModel):
     flash_attention: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether to use flash attention. Default: on a CPU no (generating is slower with it, the more so "
-        "the longer the context), unless values are quantised or a step would take too much memory without it.",
+        "the longer the context), unless values are quantised, a step would take too much memory without it, or tokens "
+        "are guessed, whose logits would depend on it a little.",
     )
     speculation: Speculation = Field(Speculation(), description="Whether and how the next tokens are guessed.")
     pooling: Pooling | None = Field(

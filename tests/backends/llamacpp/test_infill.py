@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,10 +13,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
+from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import FimTokens, Tokens
 from backends.llamacpp.infill import WINDOW, infill_tokens
+from backends.llamacpp.settings import LlamaCppSettings
 from protocols.errors import NotSupported
 from protocols.request import InfillFile, InfillPrompt
+from tests.backends.contract import answer
+from tests.backends.llamacpp.helpers import greedy
 
 if TYPE_CHECKING:
     from backends.llamacpp.bindings import Model
@@ -108,3 +114,18 @@ def test_a_prompt_always_leaves_room(
 def test_a_model_without_the_tokens_says_so() -> None:
     with pytest.raises(NotSupported, match="no suffix and no middle token"):
         infill(InfillPrompt("a", "b"), ByteModel(FimTokens(1, -1, -1, 2, 3)))
+
+
+async def test_a_model_fills_a_gap(decoder_model: Path, synthetic: ModuleType) -> None:
+    backend = LlamaCppBackend(LlamaCppSettings(model=str(decoder_model), slots=1, context_length=64, threads=1))
+    await backend.start()
+    request = greedy(InfillPrompt("ab", "cd", start="e"), 6)
+    special = [synthetic.FIM_PREFIX, synthetic.FIM_SUFFIX, synthetic.FIM_MIDDLE]
+    assert [token for token in (await backend._tokens(request)).tolist() if token in special] == special
+    assert await backend.detokenize((await backend._tokens(request)).tolist()) == (
+        "<|fim_prefix|>abe<|fim_suffix|>cd<|fim_middle|>"
+    )
+    got = await answer(backend, request)
+    assert got.completion.usage.prompt_tokens == await backend.count_tokens(request)
+    assert len(got.tokens) == 6
+    await backend.aclose()

@@ -33,7 +33,7 @@ PROMPT = "Tell me about the sea."
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
-    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=4, context_length=512))
+    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=4, context_length=512, flash_attention="on"))
     await backend.start()
     yield backend
     await until(backend, running=0)

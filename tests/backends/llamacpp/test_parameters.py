@@ -50,7 +50,11 @@ CODE = TextPrompt("def add(a, b):\n    c = a + b\n    return c\n\ndef sub(a, b):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
-    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=SLOTS, context_length=512, prefix_sharing=False))
+    # With flash attention a token has the same logits alone and among others, so answers repeat.
+    settings = LlamaCppSettings(
+        model=demo_model, slots=SLOTS, context_length=512, prefix_sharing=False, flash_attention="on"
+    )
+    backend = LlamaCppBackend(settings)
     await backend.start()
     yield backend
     await until(backend, running=0)

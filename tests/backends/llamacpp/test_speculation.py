@@ -294,7 +294,7 @@ async def test_off_unless_asked_for(demo_model: str) -> None:
 
 
 async def test_never_where_states_cannot_be_cut(demo_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.llamacpp.backend.can_be_cut", lambda context: False)
+    monkeypatch.setattr("backends.llamacpp.loading.can_be_cut", lambda context: False)
     async with started(demo_model, slots=1, context_length=CONTEXT, speculation="ngram") as backend:
         got = await answer(backend, greedy(COPY, 20, speculate=True))
         assert (len(got.tokens), timings(got).draft_n) == (20, 0)
@@ -322,11 +322,11 @@ async def test_a_draft_model_that_does_not_fit(demo_model: str, monkeypatch: pyt
     def differs(model: object, draft: object) -> None:
         raise LlamaCppError("its vocabulary is not the model's")
 
-    monkeypatch.setattr("backends.llamacpp.backend.check_same_vocabulary", differs)
+    monkeypatch.setattr("backends.llamacpp.loading.check_same_vocabulary", differs)
     assert "its vocabulary is not the model's" in await failed_start(demo_model, demo_model)
     monkeypatch.undo()
     answers = iter([True, False])
-    monkeypatch.setattr("backends.llamacpp.backend.can_be_cut", lambda context: next(answers))
+    monkeypatch.setattr("backends.llamacpp.loading.can_be_cut", lambda context: next(answers))
     assert "cannot be cut" in await failed_start(demo_model, demo_model)
 
 
