@@ -11,13 +11,18 @@ commands go in through a queue that is read between steps, results go out throug
 
 What greedy decoding guarantees: the same steps give the same bits, other steps may not. llama.cpp's kernels depend on
 the shape of a batch, and a prompt's chunks depend on what else is running and on what its slot remembers. Measured
-(SmolLM2-135M Q4_1, AVX-512, flash attention, one KV cache per slot): a request repeated alone always repeated its
-tokens; the logits of a generated token were bit-identical with 0 to 7 neighbours; so were those of a 17-token prompt,
-however it was cut; but those of a 178-token prompt moved by up to 0.7 between chunks of 512, 64, 16 and 1. Flash
-attention is what differs: without it, chunks of 512, 64 and 16 gave the same bits, and only single tokens others.
-Of 8 greedy answers to 260-token prompts, generated all at once, 8 left their lone versions at some token (the 1st to
-the 60th), each time between candidates at most 0.12 apart; of 8 to 38-token prompts, none did. Repacked weights and
-GPUs have other kernels, and were not measured.
+(SmolLM2-135M Q4_1, AVX-512, 2 threads), as the largest difference of a logit:
+
+                                                     own KV cache each       one for all
+                                                     flash off   flash on    flash off   flash on
+    a generated token, with 1 to 7 neighbours        0           0           0.8         0.7
+    a 178-token prompt in chunks of 64, of 16        0           0.6, 0.7    0           0.6, 0.7
+    the same, token by token                         0.7         0.7         0.7         0.7
+
+A prompt of which all but the last token is cached is one of the last kind. Of 8 greedy answers to 260-token prompts,
+generated all at once with flash attention, 8 left their lone versions at some token (the 1st to the 60th), each time
+between candidates at most 0.12 apart; of 8 to 38-token prompts, none did. Repacked weights and GPUs have other
+kernels, and were not measured.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,7 @@ from protocols.request import (
     JsonSchemaConstraint,
     LogitBias,
     LogprobOptions,
+    LoraScale,
     Request,
     Sampling,
     SlotOptions,
@@ -40,7 +42,7 @@ from tests.backends.llamacpp.helpers import greedy, parts
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 SLOTS = 4
-FUZZED = 60
+FUZZ_SECONDS = 60
 PROMPT = "Tell me about the sea."
 POEM = TextPrompt(
     "Roses are red, violets are blue. Roses are red, violets are blue. Roses are red, violets are blue. Roses"
@@ -297,6 +299,8 @@ async def test_banning_everything_is_refused(backend: LlamaCppBackend, vocabular
 numbers = st.one_of(st.floats(0, 0.99), st.floats(0.5, 3), st.sampled_from([0.0, 1.0, 1e-40, 0.9]))
 wild_numbers = st.one_of(st.floats(), st.sampled_from([math.nan, math.inf, 1e30, -1e30, -1.0]))
 counts = st.one_of(st.integers(0, 100), st.sampled_from([2**31 - 1, 2**31, 2**63]))
+slot_ids = st.sampled_from([None, None, None, 0, SLOTS - 1, SLOTS, -1])
+slot_options = st.builds(SlotOptions, slot_ids, st.booleans(), st.booleans(), st.integers(-2, 9), st.integers(-1, 9))
 wild_counts = st.one_of(st.integers(), st.sampled_from([-1, -(2**31)]))
 texts = st.text(max_size=8)
 biases = st.one_of(
@@ -363,6 +367,12 @@ def requests(draw: st.DrawFn) -> Request:
         logprobs=draw(st.one_of(st.none(), st.builds(LogprobOptions, st.integers(0, 5), st.booleans()))),
         stop_indent=draw(st.integers(0, 2)),
         max_predict_ms=draw(st.sampled_from([None, 1e-3, 1e6])),
+        speculate=draw(st.sampled_from([None, True, False])),
+        n=draw(st.sampled_from([1, 1, 1, 2, SLOTS + 1])),
+        lora=draw(st.sampled_from([None, None, (), (LoraScale(0, 1.0),)])),
+        slot=draw(
+            st.builds(SlotOptions, slot_ids, st.booleans(), st.booleans(), st.integers(-2, 9), st.integers(-1, 9))
+        ),
     )
 
 
@@ -380,21 +390,25 @@ async def test_no_request_does_more_than_fail(backend: LlamaCppBackend) -> None:
         else:
             outcomes["answered"] += 1
         if got is not None:
-            assert len(got.tokens) <= (request.max_tokens or 0)
+            assert len(got.tokens) <= request.n * (request.max_tokens or 0)
             assert got.completion.usage.completion_tokens == len(got.tokens)
-            if request.logprobs is not None and got.choice.stop_sequence is None and not request.stop_indent:
-                assert len(got.choice.logprobs) == len(got.tokens)
-            for entry in got.choice.logprobs:
+            cut = request.stop_indent or any(choice.stop_sequence is not None for choice in got.completion.choices)
+            entries = [entry for choice in got.completion.choices for entry in choice.logprobs]
+            if request.logprobs is not None and not cut:
+                assert len(entries) == len(got.tokens)
+            for entry in entries:
                 assert all(math.isfinite(one.logprob) and one.logprob <= 0 for one in (entry, *entry.top))
         await until(backend, running=0)
         await backend.check_health()
 
-    @settings(max_examples=FUZZED, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(requests())
     def check(request: Request) -> None:
         asyncio.run_coroutine_threadsafe(run(request), loop).result(60)
 
-    await asyncio.to_thread(check)
-    assert outcomes["answered"] > FUZZED // 3, outcomes
+    end = time.monotonic() + FUZZ_SECONDS
+    while time.monotonic() < end:  # other requests each time
+        await asyncio.to_thread(check)
+    assert outcomes["answered"] > outcomes.total() // 3, outcomes
     runner, _ = parts(backend)
     assert not any(slot.busy for slot in runner.kv.slots)
