@@ -45,11 +45,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return raw
 
 
-def validated(model: type[ModelT], raw: object) -> ModelT:
+def validated(model: type[ModelT], raw: object, at: str = "") -> ModelT:
+    """`at` is the path of `raw` in the body, where it is not the body itself."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise invalid(error.errors(include_url=False)[0]) from None
+        raise invalid(error.errors(include_url=False)[0], at) from None
 
 
 _EXPECTED: dict[str, str] = {
@@ -59,6 +60,7 @@ _EXPECTED: dict[str, str] = {
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
+    "dict_type": "an object",
     "model_type": "an object",
     "literal_error": "one of {expected}",
     "greater_than_equal": "at least {ge}",
@@ -70,12 +72,13 @@ _EXPECTED: dict[str, str] = {
 """pydantic's error type -> what would be right."""
 
 
-def invalid(error: ErrorDetails) -> InvalidRequest:
+def invalid(error: ErrorDetails, at: str = "") -> InvalidRequest:
     loc = error["loc"]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))[1:]
+    path = at + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))
+    path = path.removeprefix(".")
     if error["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
-    if loc[-1] == LIST and error["type"] == "list_type":
+    if loc and loc[-1] == LIST and error["type"] == "list_type":
         expected = "a string or a list"
     elif (wording := _EXPECTED.get(error["type"])) is not None:
         expected = wording.format_map(error.get("ctx", {}))
