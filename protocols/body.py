@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
@@ -45,12 +46,25 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return raw
 
 
-def validated(model: type[ModelT], raw: object, at: str = "") -> ModelT:
-    """`at` is the path of `raw` in the body, where it is not the body itself."""
+def validated(model: type[ModelT], raw: object) -> ModelT:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise invalid(error.errors(include_url=False)[0], at) from None
+        raise invalid(error.errors(include_url=False)[0]) from None
+
+
+JsonT = TypeVar("JsonT")
+
+
+def plain_json(value: JsonT, path: str) -> JsonT:
+    """`value`, a piece of JSON that is handed on as it came: its integers must fit what carries it."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise InvalidRequest(
+            f"Invalid '{path}': it holds an integer of more than 64 bits, which nothing here can use.", param=path
+        ) from None
+    return value
 
 
 _EXPECTED: dict[str, str] = {
@@ -72,13 +86,12 @@ _EXPECTED: dict[str, str] = {
 """pydantic's error type -> what would be right."""
 
 
-def invalid(error: ErrorDetails, at: str = "") -> InvalidRequest:
+def invalid(error: ErrorDetails) -> InvalidRequest:
     loc = error["loc"]
-    path = at + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))
-    path = path.removeprefix(".")
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))[1:]
     if error["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
-    if loc and loc[-1] == LIST and error["type"] == "list_type":
+    if loc[-1] == LIST and error["type"] == "list_type":
         expected = "a string or a list"
     elif (wording := _EXPECTED.get(error["type"])) is not None:
         expected = wording.format_map(error.get("ctx", {}))
@@ -104,3 +117,12 @@ def shown(value: object, *, show_string: bool = False) -> str:
             return f"a list of {len(value)}"
         case _:
             return "an object"
+
+
+def validated_at(path: str, model: type[ModelT], raw: object) -> ModelT:
+    """`validated`, of a piece of the body that stands at `path`."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        raise invalid({**details, "loc": (path, *details["loc"])}) from None

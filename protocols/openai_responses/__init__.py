@@ -10,7 +10,7 @@ from protocols.errors import ServingError
 from protocols.openai_errors import error_body
 from protocols.openai_responses.decode import Draft, ResponsesOptions, ancestors, decode, read
 from protocols.openai_responses.encode import Recorder, ResponsesEncoder, render
-from protocols.openai_responses.stored import StoredResponse, page
+from protocols.openai_responses.stored import RESPONSE_PREFIX, StoredResponse, page
 
 
 class _ResponsesCodec:
@@ -34,6 +34,7 @@ CODEC: Final[Codec[ResponsesOptions]] = _ResponsesCodec()
 
 __all__ = [
     "CODEC",
+    "RESPONSE_PREFIX",
     "Draft",
     "Recorder",
     "ResponsesOptions",

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from protocols.body import shown, validated
+from protocols.body import shown, validated_at
 from protocols.errors import InvalidRequest, NotFound
 from protocols.openai_responses.tools import ToolSet, custom_arguments, flat_name
 from protocols.openai_responses.wire import (
@@ -86,7 +86,7 @@ class Conversation:
     def add(self, item: Item, path: str) -> None:
         type_ = item_type(item, path)
         if type_ == "item_reference":
-            wanted = validated(ReferenceItem, item, path).id
+            wanted = validated_at(path, ReferenceItem, item).id
             found = self._known.get(wanted)
             if found is None:
                 raise NotFound(f"Item with id '{wanted}' not found.", param=f"{path}.id")
@@ -94,19 +94,19 @@ class Conversation:
         self.items.append(item)
         match type_:
             case "message":
-                self._message(validated(MessageItem, item, path), path)
+                self._message(validated_at(path, MessageItem, item), path)
             case "reasoning":
-                self._reason(validated(ReasoningItem, item, path))
+                self._reason(validated_at(path, ReasoningItem, item))
             case "function_call":
-                call = validated(FunctionCallItem, item, path)
+                call = validated_at(path, FunctionCallItem, item)
                 self._call(call, call.arguments)
             case "custom_tool_call":
-                custom = validated(CustomCallItem, item, path)
+                custom = validated_at(path, CustomCallItem, item)
                 self._call(custom, custom_arguments(custom.input))
             case "function_call_output" | "custom_tool_call_output":
-                self._output(validated(CallOutputItem, item, path), path)
+                self._output(validated_at(path, CallOutputItem, item), path)
             case "additional_tools" | "tool_search_output":
-                self._tools.add(validated(ToolsItem, item, path).tools, f"{path}.tools")
+                self._tools.add(validated_at(path, ToolsItem, item).tools, f"{path}.tools")
             case _:
                 pass
 

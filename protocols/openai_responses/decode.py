@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.body import parse_object, validated
+from protocols.body import parse_object, plain_json, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest, NotFound
 from protocols.openai_responses.conversation import Conversation, Item, item_type
@@ -77,6 +77,13 @@ def read(body: bytes) -> Draft:
         value = raw.get(name)
         if value is not None and value not in neutral:
             raise InvalidRequest(f"'{name}' is not supported: leave it out.", param=name)
+    # These are handed on, or back, as they came.
+    for name in ("input", "tools"):
+        if isinstance(values := raw.get(name), list):
+            for index, value in enumerate(values):
+                plain_json(value, f"{name}[{index}]")
+    for name in ("tool_choice", "text"):
+        plain_json(raw.get(name), name)
     references = set() if wire.previous_response_id is None else {wire.previous_response_id}
     for index, item in enumerate(_items(wire)):
         if item_type(item, f"input[{index}]") == "item_reference" and isinstance(item_id := item.get("id"), str):
@@ -192,7 +199,7 @@ def _constraint(wire: TextConfig | None) -> Constraint | None:
         case "json_schema":
             if format_.schema_ is None:
                 raise InvalidRequest("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
-            return JsonSchemaConstraint(format_.schema_)
+            return JsonSchemaConstraint(format_.schema_ or {"type": "object"})  # "empty `json_schema {}` = any object"
 
 
 def _echo(wire: Body, reasoning: ReasoningConfig) -> Echo:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.body import validated
+from protocols.body import validated_at
 from protocols.errors import InvalidRequest
 from protocols.openai_responses.wire import CustomTool, FunctionTool, NamespaceTool
 from protocols.request import Tool, ToolChoice
@@ -56,16 +56,16 @@ class ToolSet:
             at = f"{path}[{index}]"
             match _type(raw, at):
                 case "function":
-                    wire = validated(FunctionTool, raw, at)
+                    wire = validated_at(at, FunctionTool, raw)
                     # "`strict` default true"
                     strict = wire.strict is None or wire.strict
                     tool = Tool(wire.name, wire.description or "", wire.parameters or {}, strict)
                     self._add(tool, Declared(wire.name, namespace))
                 case "custom":
-                    custom = validated(CustomTool, raw, at)
+                    custom = validated_at(at, CustomTool, raw)
                     self._add(_function_of(custom), Declared(custom.name, namespace, custom=True))
                 case "namespace" if namespace is None:
-                    group = validated(NamespaceTool, raw, at)
+                    group = validated_at(at, NamespaceTool, raw)
                     self.add(group.tools, f"{at}.tools", group.name)
                 case _:
                     pass  # "ignore hosted ones"
