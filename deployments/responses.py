@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from urllib.parse import parse_qs
 
@@ -15,6 +15,7 @@ from protocols.codec import Call, Stamp
 from protocols.errors import InvalidRequest, NotFound, ServingError, Unavailable
 from protocols.events import Event, Failed, Frame
 from protocols.openai_responses import Recorder, ResponsesOptions, StoredResponse
+from protocols.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,14 @@ class ResponseMemory:
         except StoreError as error:
             raise _unavailable(error) from error
         return {id: StoredResponse.decode(record) for id, record in found.items()}
+
+    async def input_tokens(
+        self, body: bytes, request_id: str, count_tokens: Callable[[Request], Awaitable[int]]
+    ) -> bytes:
+        """How many tokens a body's prompt has. `count_tokens` asks its model."""
+        call = await self.decode(body, request_id)
+        tokens = await count_tokens(call.request)
+        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
     # --- what is stored ---
 
