@@ -50,7 +50,8 @@ class CustomInput:
     def finish(self) -> str:
         if self._inside:
             return self._unescape(final=True)
-        return "" if self._found else _other_shape(self._held)
+        cut = f'{{"{CUSTOM_ARGUMENT}":"'.startswith("".join(self._held.split()))
+        return "" if self._found or cut else _other_shape(self._held)
 
     def _unescape(self, final: bool) -> str:
         out: list[str] = []
@@ -63,7 +64,8 @@ class CustomInput:
             elif char != "\\":
                 out.append(char)
                 at += 1
-            elif not final and len(text) - at < _ESCAPE_LENGTH and not _complete(text[at:]):
+            elif len(text) - at < _ESCAPE_LENGTH and not _complete(text[at:]):
+                at = len(text) if final else at  # half an escape says nothing
                 break
             else:
                 decoded, length = _escape(text[at : at + _ESCAPE_LENGTH])

@@ -75,7 +75,7 @@ class ToolSet:
         self._tools[name] = msgspec.structs.replace(tool, name=name)
         self.names[name] = declared
 
-    def choose(self, choice: str | dict[str, Any] | None, parallel: bool) -> tuple[tuple[Tool, ...], ToolChoice]:
+    def choose(self, choice: object, parallel: bool) -> tuple[tuple[Tool, ...], ToolChoice]:
         """The tools to offer and how they are to be used."""
         tools = self.tools
         match choice:
@@ -85,7 +85,9 @@ class ToolSet:
                 return tools, ToolChoice("none", parallel=parallel)
             case "required":
                 return _some(tools, "tool_choice"), ToolChoice("required", parallel=parallel)
-            case str():
+            case dict():
+                pass
+            case _:
                 raise InvalidRequest(
                     "Invalid 'tool_choice': expected 'auto', 'none', 'required' or an object.", param="tool_choice"
                 )
