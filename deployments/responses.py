@@ -75,7 +75,14 @@ class ResponseMemory:
             found: Mapping[str, bytes] = await self._store.get(ids) if ids else {}
         except StoreError as error:
             raise _unavailable(error) from error
-        return {id: StoredResponse.decode(record) for id, record in found.items()}
+        stored: dict[str, StoredResponse] = {}
+        for id, record in found.items():
+            try:
+                stored[id] = StoredResponse.decode(record)
+            except msgspec.DecodeError as error:
+                # Of another version, or not ours: as good as none.
+                logger.warning("the record of response %s cannot be read: %s", id, error)
+        return stored
 
     async def input_tokens(
         self, body: bytes, request_id: str, count_tokens: Callable[[Request], Awaitable[int]]

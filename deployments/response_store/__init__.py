@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from deployments.response_store.base import ResponseStore, StoreError
-
-if TYPE_CHECKING:
-    from deployments.settings import RedisStoreSettings, SqliteStoreSettings
+from deployments.settings import ConfigError, RedisStoreSettings, SqliteStoreSettings
 
 __all__ = ["ResponseStore", "StoreError", "create"]
 
 
 def create(settings: SqliteStoreSettings | RedisStoreSettings) -> ResponseStore:
-    """Nothing is opened before the first use. The module is imported here: `redis` is needed by those who use it."""
+    """Nothing is opened before the first use. `redis` is imported only for those who use it: it may not be installed."""
     store: ResponseStore
     match settings.kind:
         case "sqlite":
             store = import_module("deployments.response_store.sqlite").SqliteStore(settings)
         case "redis":
-            store = import_module("deployments.response_store.redis").RedisStore(settings)
+            try:
+                store = import_module("deployments.response_store.redis").RedisStore(settings)
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"response_store: kind 'redis' needs a package that is not here: {error}") from None
         case _:
             assert_never(settings.kind)
     return store

@@ -69,6 +69,9 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 }
 """Parameters that change the answer and are not supported -> values that ask for nothing."""
 
+MAX_REFERENCES = 128
+"""How many stored responses one body may refer to. A conversation goes on from one, and quotes a few."""
+
 
 def read(body: bytes) -> Draft:
     raw = parse_object(body)
@@ -89,6 +92,10 @@ def read(body: bytes) -> Draft:
         if item_type(item, f"input[{index}]") == "item_reference" and isinstance(item_id := item.get("id"), str):
             owner = response_of_item(item_id)
             references |= set() if owner is None else {owner}
+    if len(references) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"Invalid 'input': its items refer to more than {MAX_REFERENCES} stored responses.", param="input"
+        )
     return Draft(wire, frozenset(references))
 
 

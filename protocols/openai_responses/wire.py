@@ -26,6 +26,7 @@ class ReasoningConfig(Wire):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its name before `summary`
+    mode: Literal["standard"] | None = None  # there is no other way to run a model here
 
 
 class TextFormat(Wire):

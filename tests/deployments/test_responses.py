@@ -409,6 +409,17 @@ async def test_without_its_store_the_api_still_answers(tmp_path: Path, caplog: p
         assert exchange.headers["retry-after"] == "1"
 
 
+async def test_a_record_that_cannot_be_read_is_as_good_as_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = create(settings(tmp_path).response_store)
+    await store.put("resp_x", b'{"id": 5}')
+    await store.aclose()
+    app = build_app(ScriptedPool(), settings(tmp_path), echo_request_id=True)
+    assert (await Exchange(app, "GET", f"{URL}/resp_x").done()).status == 404
+    assert "cannot be read" in caplog.text
+
+
 async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
     pool = ScriptedPool([STARTED, text("Hel"), asyncio.Event()])
     body = json.dumps({"model": "m", "input": "Hi", "stream": True}).encode()

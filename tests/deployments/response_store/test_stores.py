@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from deployments.response_store import ResponseStore, StoreError, create
 from deployments.response_store.redis import RedisStore
 from deployments.response_store.sqlite import SqliteStore
-from deployments.settings import RedisStoreSettings, SqliteStoreSettings
+from deployments.settings import ConfigError, RedisStoreSettings, SqliteStoreSettings
 
 
 class Clock:
@@ -240,6 +241,13 @@ async def test_keys_expire_by_themselves_and_a_use_puts_that_off(redis_url: str,
     await store.get(["a"])
     assert 90 <= await store._redis.ttl(key) <= 100
     await store.aclose()
+
+
+def test_without_its_package_the_operator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    monkeypatch.delitem(sys.modules, "deployments.response_store.redis")
+    with pytest.raises(ConfigError, match="response_store: kind 'redis' needs a package"):
+        create(RedisStoreSettings(url="redis://x"))
 
 
 async def test_a_server_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:

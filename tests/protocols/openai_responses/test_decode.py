@@ -415,6 +415,8 @@ def refused(**fields: Any) -> InvalidRequest:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {"k": 5}}, "metadata.k"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"input": [{"id": f"msg_{i}_0"} for i in range(129)]}, "input"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"maximum": 2**64}}}}, "text"),
