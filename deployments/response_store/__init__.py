@@ -12,7 +12,7 @@ __all__ = ["ResponseStore", "StoreError", "create"]
 
 
 def create(settings: SqliteStoreSettings | RedisStoreSettings) -> ResponseStore:
-    """Nothing is opened before the first use. `redis` is imported only for those who use it: it may not be installed."""
+    """Nothing is opened before the first use. `redis` need not be installed where it is not used."""
     store: ResponseStore
     match settings.kind:
         case "sqlite":

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from deployments.response_store.base import StoreError
 from deployments.settings import RedisStoreSettings
-
-T = TypeVar("T")
 
 
 class RedisStore:
@@ -30,32 +29,35 @@ class RedisStore:
 
     async def put(self, id: str, record: bytes) -> None:
         now = self._clock()
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.set(self._key(id), record, ex=self._ttl)
-            pipe.zadd(self._index, {id: now})
-            pipe.zremrangebyscore(self._index, "-inf", now - self._ttl)
-            pipe.zcard(self._index)
-            *_, held = await _done(pipe.execute())
-        excess = held - self._settings.max_responses
-        if excess > 0:
-            oldest = await _done(self._redis.zpopmin(self._index, excess))
-            await _done(self._redis.delete(*(self._key(member.decode()) for member, _ in oldest)))
+        with _as_store_errors():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(self._key(id), record, ex=self._ttl)
+                pipe.zadd(self._index, {id: now})
+                pipe.zremrangebyscore(self._index, "-inf", now - self._ttl)
+                pipe.zcard(self._index)
+                *_, held = await pipe.execute()
+            excess = held - self._settings.max_responses
+            if excess > 0:
+                oldest: Any = await self._redis.zpopmin(self._index, excess)
+                await self._redis.delete(*(self._key(member.decode()) for member, _ in oldest))
 
     async def get(self, ids: Sequence[str]) -> Mapping[str, bytes]:
         if not ids:
             return {}
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for id in ids:
-                pipe.getex(self._key(id), ex=self._ttl)
-            pipe.zadd(self._index, dict.fromkeys(ids, self._clock()), xx=True)
-            *records, _ = await _done(pipe.execute())
+        with _as_store_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for id in ids:
+                    pipe.getex(self._key(id), ex=self._ttl)
+                pipe.zadd(self._index, dict.fromkeys(ids, self._clock()), xx=True)
+                *records, _ = await pipe.execute()
         return {id: record for id, record in zip(ids, records, strict=True) if record is not None}
 
     async def delete(self, id: str) -> bool:
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(self._key(id))
-            pipe.zrem(self._index, id)
-            deleted, _ = await _done(pipe.execute())
+        with _as_store_errors():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(self._key(id))
+                pipe.zrem(self._index, id)
+                deleted, _ = await pipe.execute()
         return bool(deleted)
 
     async def aclose(self) -> None:
@@ -65,9 +67,9 @@ class RedisStore:
         return f"{{{self._settings.prefix}}}:{id}"
 
 
-async def _done(work: Awaitable[T] | T) -> T:
-    """redis-py's types leave open whether a command is awaited."""
+@contextmanager
+def _as_store_errors() -> Iterator[None]:
     try:
-        return await cast("Awaitable[T]", work)
+        yield
     except (RedisError, OSError) as error:
         raise StoreError(f"{type(error).__name__}: {error}") from error
