@@ -6,16 +6,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
 
+from deployments import response_store
 from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
 from deployments.models import ModelEntry, ModelPool
+from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
-from protocols import openai_chat, sse
+from protocols import openai_chat, openai_responses, sse
 from protocols.codec import Call, Codec, Encoder, Stamp
 from protocols.collect import Collector
 from protocols.errors import (
@@ -27,6 +29,7 @@ from protocols.errors import (
     ServingError,
 )
 from protocols.events import Failed, Frame
+from protocols.openai_responses import RESPONSE_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,10 @@ class HttpApp:
     def __init__(self, pool: ModelPool, settings: GatewaySettings) -> None:
         self._pool = pool
         self._settings = settings
+        self._memory = ResponseMemory(response_store.create(settings.response_store))
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
+            "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
         }
@@ -56,6 +61,7 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
+            await self._memory.aclose()
             return
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
@@ -74,6 +80,8 @@ class HttpApp:
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": self._model}
+        if methods is None and path.startswith("/v1/responses/"):
+            methods = self._stored_response(path)
         if methods is None:
             raise NotFound(f"There is no {path} here. Routes: {', '.join(self._routes)}.")
         endpoint = methods.get("GET" if method == "HEAD" else method)
@@ -98,22 +106,45 @@ class HttpApp:
             raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
         await _send_json(send, 200, msgspec.json.encode(_openai_model(entry)))
 
+    # --- stored responses ---
+
+    def _stored_response(self, path: str) -> dict[str, Endpoint] | None:
+        """The methods of `/v1/responses/{id}` and of what is below it."""
+        memory = self._memory
+        match path.removeprefix("/v1/responses/").split("/"):
+            case [id] if id.startswith(RESPONSE_PREFIX):
+                return {
+                    "GET": _json(lambda scope: memory.retrieve(id, scope["query_string"])),
+                    "DELETE": _json(lambda scope: memory.delete(id)),
+                }
+            case [id, "input_items"]:
+                return {"GET": _json(lambda scope: memory.input_items(id, scope["query_string"]))}
+            case [id, "cancel"]:
+                return {"POST": _json(lambda scope: memory.cancel(id))}
+            case _:
+                return None
+
     # --- generation ---
 
-    def _generate(self, codec: Codec[Any]) -> Endpoint:
+    def _generate(self, codec: Codec[Any], memory: ResponseMemory | None = None) -> Endpoint:
+        """`memory` is what a dialect remembers from one request to the next, if it does."""
+
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             request_id = scope[REQUEST_ID]
             try:
                 body = await read_body(receive, self._settings.max_body_bytes)
                 if body is None:
                     raise ClientGone
-                call = codec.decode(body, request_id)
+                call = codec.decode(body, request_id) if memory is None else await memory.decode(body, request_id)
                 stamp = Stamp(secrets.token_hex(12), int(time.time()))
+                frames = self._pool.stream(call.request)
+                if memory is not None:
+                    frames = memory.recorded(call, stamp, frames)
                 async with _cancelled_when_client_leaves(receive):
                     if call.stream:
-                        await self._stream(codec, call, stamp, send)
+                        await self._stream(codec, call, stamp, frames, send)
                     else:
-                        await self._complete(codec, call, stamp, send)
+                        await self._complete(codec, call, stamp, frames, send)
             except ServingError as error:
                 await _send_error(send, error, codec)
             except (ClientGone, asyncio.CancelledError):
@@ -125,19 +156,23 @@ class HttpApp:
 
         return endpoint
 
-    async def _complete(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
+    async def _complete(
+        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
+    ) -> None:
         collector = Collector(call.request.n)
-        async with aclosing(self._pool.stream(call.request)) as frames:
+        async with aclosing(frames):
             async for frame in frames:
                 for event in frame.events:
                     collector.feed(event)
         await _send_json(send, 200, codec.render(call, stamp, collector.result()))
 
-    async def _stream(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
+    async def _stream(
+        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
+    ) -> None:
         encoder = codec.encoder(call, stamp)
         async with EventStream(send, encoder, self._settings) as out:
             try:
-                async with aclosing(self._pool.stream(call.request)) as frames:
+                async with aclosing(frames):
                     async for frame in frames:
                         await out.write(frame)
             except ClientTooSlow as error:
@@ -275,6 +310,15 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         elif message["type"] == "lifespan.shutdown":
             await send({"type": "lifespan.shutdown.complete"})
             return
+
+
+def _json(answer: Callable[[Scope], Awaitable[bytes]]) -> Endpoint:
+    """An endpoint whose whole work is to say what its body is."""
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, await answer(scope))
+
+    return endpoint
 
 
 async def _send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:

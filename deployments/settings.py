@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,28 @@ class ConfigError(ValueError):
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SqliteStoreSettings(_Settings):
+    """Responses are kept in a file, which the gateways of one machine share."""
+
+    kind: Literal["sqlite"] = "sqlite"
+    path: str | None = Field(None, description="The file. Default: in a folder of this user's under the temporary one.")
+    ttl_s: float = Field(30 * 86_400.0, gt=0, description="How long a response is kept after its last use.")
+    max_bytes: int = Field(2**30, gt=0, description="Past it the responses that were not used longest go first.")
+
+
+class RedisStoreSettings(_Settings):
+    """Responses are kept in a Redis (6.2 or later), which the gateways of all machines share."""
+
+    kind: Literal["redis"] = "redis"
+    url: str = Field(description="redis://[user:password@]host:port/database, or rediss:// with TLS.")
+    prefix: str = Field("tokenyard", min_length=1, description="Begins every key.")
+    ttl_s: float = Field(30 * 86_400.0, gt=0, description="How long a response is kept after its last use.")
+    max_responses: int = Field(100_000, gt=0, description="Past it the responses that were not used longest go first.")
+
+
+ResponseStoreSettings = Annotated[SqliteStoreSettings | RedisStoreSettings, Field(discriminator="kind")]
 
 
 class GatewaySettings(_Settings):
@@ -42,6 +64,9 @@ class GatewaySettings(_Settings):
         4096, gt=0, description="Engine steps kept for a client that does not read; past it the stream is cut off."
     )
     catalog_poll_s: float = Field(1.0, gt=0, description="How often the gateway asks Serve which models there are.")
+    response_store: ResponseStoreSettings = Field(
+        SqliteStoreSettings(), description="Where the Responses API keeps what it stores."
+    )
     step_channel: bool = Field(
         True, description="False sends tokens over Serve's handle stream only: slower, same result."
     )

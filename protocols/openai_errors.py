@@ -27,8 +27,8 @@ _WORDS: dict[str, tuple[str, str | None]] = {
 """kind -> (type, code): every kind of `protocols.errors`."""
 
 
-def error_body(error: ErrorInfo, prompt_param: str) -> bytes:
-    """The JSON body for `error`. `prompt_param` is the dialect's name for the prompt: `messages`, `prompt`, `input`."""
+def error_object(error: ErrorInfo, prompt_param: str) -> dict[str, str | int | None]:
+    """`error` in OpenAI's words. `prompt_param` is the dialect's name for the prompt: `messages`, `prompt`, `input`."""
     # A kind of another version is internal here, as in `ServingError.from_info`.
     kind = error.kind if error.kind in _WORDS else InternalError.kind
     type_, code = _WORDS[kind]
@@ -38,5 +38,9 @@ def error_body(error: ErrorInfo, prompt_param: str) -> bytes:
     elif kind == "context_overflow" and param is None:
         param = prompt_param  # "param = `messages` / `prompt` / `input`"
     # Details are additive integers, `n_prompt_tokens` and `n_ctx` of an overflow.
-    body = {"message": message, "type": type_, "param": param, "code": code, **error.details}
-    return msgspec.json.encode({"error": body})
+    return {"message": message, "type": type_, "param": param, "code": code, **error.details}
+
+
+def error_body(error: ErrorInfo, prompt_param: str) -> bytes:
+    """The JSON body for `error`, with `prompt_param` as above."""
+    return msgspec.json.encode({"error": error_object(error, prompt_param)})

@@ -1,0 +1,330 @@
+"""The JSON of Responses: what comes in as pydantic models, what goes out as msgspec structs.
+
+Shapes: https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, Tag
+
+from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
+from protocols.events import TokenLogprob, Usage
+
+# --- in: a request body ------------------------------------------------------------
+
+_I32 = 2**31 - 1
+
+Input = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[dict[str, Any]], Tag(LIST)], STRING_OR_LIST]
+Stop = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[str], Field(max_length=16), Tag(LIST)], STRING_OR_LIST]
+
+
+class ReasoningConfig(Wire):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its name before `summary`
+    mode: Literal["standard"] | None = None  # there is no other way to run a model here
+
+
+class TextFormat(Wire):
+    """Which of the other fields belongs to which type is checked by the decoder."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Wire):
+    """ "All sub-fields optional; default format {type:text}." """
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Body(Wire):
+    """`input` items and `tools` are of many types, some of which are skipped: the decoder checks each one it reads."""
+
+    model: str = Field(min_length=1)
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, min_length=1)
+    stream: bool | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=_I32)
+    max_tool_calls: int | None = Field(None, ge=1, le=_I32)  # of hosted tools, of which there are none
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None  # a word or an object of many types: the decoder checks it
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    truncation: Literal["auto", "disabled"] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    # Not in OpenAI's API, but sent by the clients of local servers.
+    stop: Stop | None = None
+    top_k: int | None = Field(None, ge=-1, le=_I32)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repeat_penalty: float | None = Field(None, ge=0, le=100)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    ignore_eos: bool | None = None
+
+
+# --- in: items of `input` ------------------------------------------------------------
+
+
+class Part(Wire):
+    """One content part. Which of the other fields belongs to which type is checked by the decoder."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+
+
+Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Part], Tag(LIST)], STRING_OR_LIST]
+
+
+class MessageItem(Wire):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class FunctionCallItem(Wire):
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    namespace: str | None = None
+    arguments: str
+
+
+class CustomCallItem(Wire):
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    namespace: str | None = None
+    input: str
+
+
+class CallOutputItem(Wire):
+    call_id: str = Field(min_length=1)
+    output: Content
+
+
+class TextEntry(Wire):
+    text: str
+
+
+class ReasoningItem(Wire):
+    summary: list[TextEntry] | None = None
+    content: list[TextEntry] | None = None
+    encrypted_content: str | None = None
+
+
+class ReferenceItem(Wire):
+    id: str = Field(min_length=1)
+
+
+class ToolsItem(Wire):
+    tools: list[dict[str, Any]]
+
+
+# --- in: tools ------------------------------------------------------------
+
+
+class FunctionTool(Wire):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomFormat(Wire):
+    type: Literal["text", "grammar"] = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(Wire):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class NamespaceTool(Wire):
+    name: str = Field(min_length=1)
+    tools: list[dict[str, Any]]
+
+
+# --- out: items ------------------------------------------------------------
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+LOWEST_LOGPROB = -3.4028234663852886e38
+""" "ln(0) is reported as the lowest finite f32 (never null)" """
+
+
+class OutTopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+    @classmethod
+    def of(cls, entry: TokenLogprob) -> OutTopLogprob:
+        # "`token` text is cut to a valid UTF-8 prefix; `bytes` are the raw bytes (ints)"
+        return cls(entry.data.decode(errors="ignore"), list(entry.data), max(entry.logprob, LOWEST_LOGPROB))
+
+
+class OutLogprob(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: tuple[OutTopLogprob, ...]
+
+    @classmethod
+    def of(cls, entry: TokenLogprob) -> OutLogprob:
+        own = OutTopLogprob.of(entry)
+        return cls(own.token, own.bytes, own.logprob, tuple(OutTopLogprob.of(other) for other in entry.top))
+
+
+class OutText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
+    text: str
+    logprobs: tuple[OutLogprob, ...] = ()
+    annotations: tuple[()] = ()
+
+
+class OutReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field="type"):
+    text: str
+
+
+class OutSummaryText(msgspec.Struct, frozen=True, tag="summary_text", tag_field="type"):
+    text: str
+
+
+class OutReasoning(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning", tag_field="type"):
+    id: str
+    status: ItemStatus
+    summary: tuple[OutSummaryText, ...] = ()
+    content: tuple[OutReasoningText, ...] = ()
+    encrypted_content: str | None = None
+
+
+class OutMessage(msgspec.Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: tuple[OutText, ...] = ()
+
+
+class OutFunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call", tag_field="type"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class OutCustomCall(msgspec.Struct, frozen=True, kw_only=True, tag="custom_tool_call", tag_field="type"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+OutItem = OutReasoning | OutMessage | OutFunctionCall | OutCustomCall
+
+
+# --- out: the response ------------------------------------------------------------
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class OutUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> OutUsage:
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
+            input_tokens_details=InputDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputDetails(usage.reasoning_tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+class OutError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class OutIncomplete(msgspec.Struct, frozen=True):
+    reason: Literal["max_output_tokens"]
+
+
+class Echo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response repeats of its request, as the client wrote it or as it was understood.
+
+    `temperature` and `top_p` are null when the model's own defaults apply.
+    """
+
+    background: Literal[False] = False
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: tuple[dict[str, Any], ...]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a response that are its own. On the wire, those of its `Echo` follow."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    completed_at: None = None  # only a clock would know
+    error: OutError | None = None
+    incomplete_details: OutIncomplete | None = None
+    output: tuple[OutItem, ...] = ()
+    usage: OutUsage | None = None
