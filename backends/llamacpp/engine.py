@@ -219,7 +219,7 @@ class Engine:
 
     def _serve(self) -> None:
         while True:
-            self._take_commands()
+            taken = self._take_commands()
             if self._stopping:
                 return
             generating = False
@@ -227,22 +227,26 @@ class Engine:
                 self._runner.admit()
                 generating = self._runner.running
             self._embedder.admit(beside_generation=generating)
-            self._publish()
+            if taken or any(worker.results for worker in self._workers):
+                self._publish()
             for worker in self._workers:
                 if worker.running:
                     worker.step()
                     self._publish()
 
-    def _take_commands(self) -> None:
-        """All commands there are; waits for one when there is nothing to compute."""
+    def _take_commands(self) -> int:
+        """How many commands there were; all of them are done. Waits for one when there is nothing to compute."""
+        taken = 0
         if all(worker.idle for worker in self._workers):
             self._commands.get()()
+            taken = 1
         while True:
             try:
                 command = self._commands.get_nowait()
             except Empty:
-                return
+                return taken
             command()
+            taken += 1
 
     def _answer(self, asked: asyncio.Future[Answer], question: Callable[[], Answer]) -> None:
         if asked.done():
