@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
@@ -52,6 +53,20 @@ def validated(model: type[ModelT], raw: object) -> ModelT:
         raise invalid(error.errors(include_url=False)[0]) from None
 
 
+JsonT = TypeVar("JsonT")
+
+
+def plain_json(value: JsonT, path: str) -> JsonT:
+    """`value`, a piece of JSON that is handed on as it came: its integers must fit what carries it."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise InvalidRequest(
+            f"Invalid '{path}': it holds an integer of more than 64 bits, which nothing here can use.", param=path
+        ) from None
+    return value
+
+
 _EXPECTED: dict[str, str] = {
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -59,6 +74,7 @@ _EXPECTED: dict[str, str] = {
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
+    "dict_type": "an object",
     "model_type": "an object",
     "literal_error": "one of {expected}",
     "greater_than_equal": "at least {ge}",

@@ -24,13 +24,13 @@ from protocols.events import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from protocols.llamacpp_extras import OutTimings
 from protocols.openai_chat.decode import ChatOptions
 from protocols.openai_chat.wire import (
     OutChoice,
     OutCompletion,
     OutFunction,
     OutMessage,
-    OutTimings,
     OutToolCall,
     OutUsage,
 )

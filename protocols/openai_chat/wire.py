@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, Tag
 
 from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
-from protocols.events import FinishReason, Timings, Usage
+from protocols.events import FinishReason, Usage
+from protocols.llamacpp_extras import OutTimings
 
 # --- in: a request body ------------------------------------------------------------
 
@@ -143,41 +144,6 @@ class OutUsage(msgspec.Struct, frozen=True):
             prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
             completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
         )
-
-
-class OutTimings(msgspec.Struct, frozen=True):
-    """llama.cpp's additive `timings`."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-    @classmethod
-    def of(cls, timings: Timings) -> OutTimings:
-        # "the first generated token costs no decode step, so the rate is (predicted_n − 1)/predicted_ms"
-        decoded = max(timings.predicted_n - 1, 0)
-        return cls(
-            cache_n=timings.cache_n,
-            prompt_n=timings.prompt_n,
-            prompt_ms=timings.prompt_ms,
-            prompt_per_token_ms=_ratio(timings.prompt_ms, timings.prompt_n),
-            prompt_per_second=_ratio(1000 * timings.prompt_n, timings.prompt_ms),
-            predicted_n=timings.predicted_n,
-            predicted_ms=timings.predicted_ms,
-            predicted_per_token_ms=_ratio(timings.predicted_ms, decoded),
-            predicted_per_second=_ratio(1000 * decoded, timings.predicted_ms) if decoded else 0.0,
-        )
-
-
-def _ratio(amount: float, per: float) -> float:
-    """ "a one-token generation reports 0 rates, never null/inf" """
-    return amount / per if per > 0 else 0.0
 
 
 class OutCompletion(msgspec.Struct, frozen=True, kw_only=True):
