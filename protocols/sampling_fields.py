@@ -179,7 +179,7 @@ def sampling(fields: SamplingFields) -> Sampling:
         dry_sequence_breakers=None if breakers is None else tuple(breakers),
         # A string is a sequence of letters: "edkypmxt".
         samplers=None if fields.samplers is None else tuple(fields.samplers),
-        logit_bias=None if fields.logit_bias is None else logit_biases(fields.logit_bias),
+        logit_bias=None if fields.logit_bias is None else logit_biases(fields.logit_bias) or None,
     )
 
 
