@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from deployments import response_store
+from deployments import fan_out, response_store
 from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
 from deployments.models import ModelEntry, ModelPool
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
-from protocols import openai_chat, openai_responses, sse
+from protocols import openai_chat, openai_completions, openai_responses, sse
 from protocols.codec import Call, Codec, Encoder, Stamp
-from protocols.collect import Collector
+from protocols.collect import BatchCollector
 from protocols.errors import (
     ClientTooSlow,
     InternalError,
@@ -54,6 +54,7 @@ class HttpApp:
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
+            "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
         }
@@ -137,7 +138,7 @@ class HttpApp:
                     raise ClientGone
                 call = codec.decode(body, request_id) if memory is None else await memory.decode(body, request_id)
                 stamp = Stamp(secrets.token_hex(12), int(time.time()))
-                frames = self._pool.stream(call.request)
+                frames = fan_out.stream(self._pool, call)
                 if memory is not None:
                     frames = memory.recorded(call, stamp, frames)
                 async with _cancelled_when_client_leaves(receive):
@@ -159,7 +160,7 @@ class HttpApp:
     async def _complete(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
-        collector = Collector(call.request.n)
+        collector = BatchCollector([request.n for request in call.requests])
         async with aclosing(frames):
             async for frame in frames:
                 for event in frame.events:
@@ -176,7 +177,7 @@ class HttpApp:
                     async for frame in frames:
                         await out.write(frame)
             except ClientTooSlow as error:
-                logger.warning("request %s: cut off: %s", call.request.id, error.message)
+                logger.warning("request %s: cut off: %s", call.requests[0].id, error.message)
                 raise ClientGone from None
             except ServingError as error:
                 if not out.started:
@@ -186,7 +187,7 @@ class HttpApp:
                 if not out.started:
                     raise
                 # Headers are out, so the error travels as the dialect's own event; the detail goes to the log.
-                logger.exception("request %s failed mid-stream", call.request.id)
+                logger.exception("request %s failed mid-stream", call.requests[0].id)
                 await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -58,6 +59,21 @@ def total_usage(parts: list[Usage]) -> Usage:
     )
 
 
+def summed_usage(parts: Sequence[Usage]) -> Usage:
+    """The usage of several requests that were one call: all prompts, all completions."""
+    return Usage(
+        prompt_tokens=sum(u.prompt_tokens for u in parts),
+        completion_tokens=sum(u.completion_tokens for u in parts),
+        cached_tokens=sum(u.cached_tokens for u in parts),
+        reasoning_tokens=sum(u.reasoning_tokens for u in parts),
+    )
+
+
+def first_timings(ends: Iterable[Finished]) -> Timings | None:
+    """Those of the lowest choice that has any."""
+    return next((end.timings for end in sorted(ends, key=lambda end: end.choice) if end.timings is not None), None)
+
+
 class _OpenChoice:
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -102,14 +118,12 @@ class Collector:
 
     def result(self) -> Completion:
         choices: list[Choice] = []
-        usages: list[Usage] = []
-        timings: Timings | None = None
+        ends: list[Finished] = []
         for index, choice in enumerate(self._choices):
             end = choice.finished
             if end is None:
                 raise IllegalEvent(f"the stream ended before choice {index} finished")
-            usages.append(end.usage)
-            timings = timings or end.timings
+            ends.append(end)
             choices.append(
                 Choice(
                     index=index,
@@ -121,4 +135,28 @@ class Collector:
                     stop_sequence=end.stop_sequence,
                 )
             )
-        return Completion(tuple(choices), total_usage(usages), timings)
+        return Completion(tuple(choices), total_usage([end.usage for end in ends]), first_timings(ends))
+
+
+class BatchCollector:
+    """The same for a call of several requests, whose choices are counted through; `counts` is how many each has."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._parts = [Collector(n) for n in counts]
+        self._of_choice = [(part, n) for part, count in zip(self._parts, counts, strict=True) for n in range(count)]
+
+    def feed(self, event: Event) -> None:
+        part, choice = self._of_choice[event.choice]
+        part.feed(event if choice == event.choice else msgspec.structs.replace(event, choice=choice))
+
+    def result(self) -> Completion:
+        """Without timings where there are several requests: they ran side by side."""
+        parts = [part.result() for part in self._parts]
+        if len(parts) == 1:
+            return parts[0]
+        choices = [choice for part in parts for choice in part.choices]
+        return Completion(
+            tuple(msgspec.structs.replace(choice, index=index) for index, choice in enumerate(choices)),
+            summed_usage([part.usage for part in parts]),
+            None,
+        )

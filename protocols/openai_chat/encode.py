@@ -9,35 +9,34 @@ from msgspec import UNSET
 
 from protocols import sse
 from protocols.codec import Call, Stamp
-from protocols.collect import Choice, Completion, total_usage
+from protocols.collect import Choice, Completion, first_timings, total_usage
 from protocols.events import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     IllegalEvent,
     Progress,
     ReasoningDelta,
     Started,
     TextDelta,
-    Timings,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
 )
+from protocols.llamacpp_extras import OutProgress
 from protocols.openai_chat.decode import ChatOptions
 from protocols.openai_chat.wire import (
     OutChoice,
-    OutCompletion,
     OutFunction,
+    OutLogprobs,
     OutMessage,
-    OutTimings,
     OutToolCall,
-    OutUsage,
 )
-from protocols.openai_errors import error_body
-
-FINGERPRINT = "b1-tokenyard"
-"""Changes when the same request may get another answer: "`system_fingerprint` … emit, starting with `b`"."""
+from protocols.openai_chunks import Chunks
+from protocols.openai_shared import answer_body
+from protocols.request import ChatPrompt, Request
+from protocols.token_logprobs import OutTokenLogprob
 
 NO_ARGUMENTS = "{}"
 """A call the model gave no arguments: clients parse them as JSON, which "" is not."""
@@ -50,28 +49,28 @@ class ChatEncoder:
 
     def __init__(self, call: Call[ChatOptions], stamp: Stamp) -> None:
         n = call.request.n
-        self._include_usage = call.options.include_usage
-        head = (
-            b'data: {"id":' + _encode(_id(stamp)) + b',"object":"chat.completion.chunk","created":'
-            + _encode(stamp.created) + b',"model":' + _encode(call.request.model)
-            + b',"system_fingerprint":' + _encode(FINGERPRINT) + b',"choices":['
-        )  # fmt: skip
-        # "include_usage → all other chunks carry `usage:null`"
-        self._usage = b',"usage":null' if self._include_usage else b""
-        self._head = head
-        self._delta = [head + b'{"index":%d,"delta":' % choice for choice in range(n)]
+        self._stamp = stamp
+        self._reasons = finish_reasons(call.request)
+        self._logprobs = call.request.logprobs is not None
+        self._progress = call.options.progress
+        self._chunks = Chunks(
+            _id(stamp), "chat.completion.chunk", stamp, call.request.model, call.options.include_usage
+        )
+        self._delta = [self._chunks.head + b'{"index":%d,"delta":' % choice for choice in range(n)]
         self._text = [delta + b'{"content":' for delta in self._delta]
         self._reasoning = [delta + b'{"reasoning_content":' for delta in self._delta]
-        self._close_delta = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._open = b',"finish_reason":null}]' + self._chunks.usage
+        self._close_delta = b',"logprobs":null' + self._open + b"}\n\n"
         self._close_text = b"}" + self._close_delta
         self._started = False
         self._argued = [False] * n  # whether the open call of a choice has had arguments
         self._finished: list[Finished] = []
-        self._done = False
 
     def feed(self, event: Event) -> bytes:
         match event:
             case TextDelta():
+                if self._logprobs:
+                    return self._text_with_logprobs(event)
                 # "deltas are never empty strings"
                 return self._text[event.choice] + _encode(event.text) + self._close_text if event.text else b""
             case ReasoningDelta():
@@ -81,18 +80,19 @@ class ChatEncoder:
             case ToolCallStarted():
                 self._argued[event.choice] = False
                 function = OutFunction(name=event.name, arguments="")
-                return self._tool_call(event.choice, OutToolCall(event.index, event.id, "function", function))
+                id = event.id or call_id(self._stamp, event.choice, event.index)
+                return self._tool_call(event.choice, OutToolCall(event.index, id, "function", function))
             case ToolCallEnded():
                 return b"" if self._argued[event.choice] else self._arguments(event, NO_ARGUMENTS)
             case Started():
                 return self._start()
             case Progress():
-                return b""  # "comments by default": the keep-alive says enough
+                # "comments by default, progress chunks on `return_progress`"
+                return self._prefill(event) if self._progress else b""
             case Finished():
                 return self._finish(event)
             case Failed():
-                self._end()
-                return sse.message(error_body(event.error, prompt_param="messages")) + sse.DONE
+                return self._chunks.failed(event.error, prompt_param="messages")
             case _:
                 assert_never(event)
 
@@ -107,6 +107,25 @@ class ChatEncoder:
         role = b'{"role":"assistant","content":""}'
         return b"".join(delta + role + self._close_delta for delta in self._delta)
 
+    def _prefill(self, event: Progress) -> bytes:
+        progress = _encode(OutProgress.of(event))
+        return (
+            self._delta[event.choice]
+            + b'{},"logprobs":null'
+            + self._open
+            + b',"prompt_progress":'
+            + progress
+            + b"}\n\n"
+        )
+
+    def _text_with_logprobs(self, event: TextDelta) -> bytes:
+        """A token may have no text of its own: then its probability comes with a delta that has none either."""
+        if not event.text and not event.logprobs:
+            return b""
+        delta = b'{"content":' + _encode(event.text) + b"}" if event.text else b"{}"
+        logprobs = _encode(OutLogprobs(tuple(OutTokenLogprob.of(item) for item in event.logprobs)))
+        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + self._open + b"}\n\n"
+
     def _tool_call(self, choice: int, call: OutToolCall) -> bytes:
         return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close_delta
 
@@ -117,55 +136,50 @@ class ChatEncoder:
 
     def _finish(self, event: Finished) -> bytes:
         self._finished.append(event)
-        last = len(self._finished) >= len(self._delta)
-        if last:
-            self._end()
-        reason = _encode(event.reason)
-        chunk = self._delta[event.choice] + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._usage
-        if not last:
+        reason = _encode(self._reasons[event.reason])
+        end = b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._chunks.usage
+        chunk = self._delta[event.choice] + end
+        if len(self._finished) < len(self._delta):
             return chunk + b"}\n\n"
-        timings = _timings(self._finished)
-        if not self._include_usage:
-            return chunk + timings + b"}\n\n" + sse.DONE
-        usage = _encode(OutUsage.of(total_usage([end.usage for end in self._finished])))
-        return chunk + b"}\n\n" + self._head + b'],"usage":' + usage + timings + b"}\n\n" + sse.DONE
-
-    def _end(self) -> None:
-        if self._done:
-            raise IllegalEvent("a second end of the stream")
-        self._done = True
+        usage = total_usage([end.usage for end in self._finished])
+        return self._chunks.last(chunk, usage, first_timings(self._finished))
 
 
 def render(call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> bytes:
-    return _encode(
-        OutCompletion(
-            id=_id(stamp),
-            created=stamp.created,
-            model=call.request.model,
-            system_fingerprint=FINGERPRINT,
-            choices=tuple(_choice(choice) for choice in completion.choices),
-            usage=OutUsage.of(completion.usage),
-            timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
-        )
-    )
+    choices = [_choice(choice, call.request, stamp) for choice in completion.choices]
+    return answer_body(_id(stamp), "chat.completion", stamp, call.request.model, choices, completion)
 
 
-def _choice(choice: Choice) -> OutChoice:
+def _choice(choice: Choice, request: Request, stamp: Stamp) -> OutChoice:
     calls = tuple(
-        OutToolCall(id=c.id, type="function", function=OutFunction(c.name, c.arguments or NO_ARGUMENTS))
-        for c in choice.tool_calls
+        OutToolCall(
+            id=c.id or call_id(stamp, choice.index, index),
+            type="function",
+            function=OutFunction(c.name, c.arguments or NO_ARGUMENTS),
+        )
+        for index, c in enumerate(choice.tool_calls)
     )
     message = OutMessage(
         content=None if calls and not choice.text else choice.text,  # "message `content:null` when only tool calls"
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
-    return OutChoice(index=choice.index, message=message, finish_reason=choice.reason)
+    logprobs = None
+    if request.logprobs is not None:
+        logprobs = OutLogprobs(tuple(OutTokenLogprob.of(item) for item in choice.logprobs))
+    reason = finish_reasons(request)[choice.reason]
+    return OutChoice(index=choice.index, message=message, logprobs=logprobs, finish_reason=reason)
 
 
-def _timings(finished: list[Finished]) -> bytes:
-    first: Timings | None = next((end.timings for end in finished if end.timings is not None), None)
-    return b"" if first is None else b',"timings":' + _encode(OutTimings.of(first))
+def finish_reasons(request: Request) -> dict[FinishReason, FinishReason]:
+    """As OpenAI has it, a call of the one function that `tool_choice` names ends with `stop`."""
+    named = isinstance(request.prompt, ChatPrompt) and request.prompt.tool_choice.name is not None
+    return {"stop": "stop", "length": "length", "tool_calls": "stop" if named else "tool_calls"}
+
+
+def call_id(stamp: Stamp, choice: int, index: int) -> str:
+    """For a call that the model gave no id: the same in a stream and in a body, and no other call's."""
+    return f"call_{stamp.id}{choice:02x}{index:02x}"
 
 
 def _id(stamp: Stamp) -> str:
