@@ -299,6 +299,9 @@ class FakeBackend(Unsupported):
     async def start(self) -> ModelCard:
         self._loop = asyncio.get_running_loop()
         self._dead = ""
+        return self.card()
+
+    def card(self) -> ModelCard:
         return ModelCard(
             self._settings.context_length,
             self._settings.slots,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from protocols.calls import AnswerT, Question
 from protocols.events import Frame
 from protocols.request import Request
 
@@ -27,3 +28,10 @@ class ModelPool(Protocol):
 
         Closing the generator cancels the request wherever it is.
         """
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        """The answer to one of `protocols.calls.ModelCall`. Raises `ServingError`.
+
+        Cancelling it cancels the call wherever it is.
+        """
+        ...

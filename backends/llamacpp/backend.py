@@ -57,6 +57,9 @@ class LlamaCppBackend(Unsupported):
         self._engine.start()
         return loaded.card
 
+    def card(self) -> ModelCard:
+        return self._alive()[0].card
+
     async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         loaded, engine, generating = self._generating()
         _check_slots(request, loaded.card.slots)
