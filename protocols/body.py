@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from protocols.errors import InvalidRequest
 
-STRING, LIST = "<string>", "<list>"
-"""Tags of a field that is a string or a list. pydantic puts them into a path; they are never keys and are left out."""
+STRING, LIST, OBJECT = "<string>", "<list>", "<object>"
+"""Tags of a field of either shape. pydantic puts them into a path; they are never keys and are left out."""
+
+_TAGS = frozenset({STRING, LIST, OBJECT})
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -30,6 +33,14 @@ def _shape(value: object) -> str:
 
 STRING_OR_LIST = Discriminator(_shape)
 """For `Annotated[Annotated[str, Tag(STRING)] | Annotated[list[X], Tag(LIST)], STRING_OR_LIST]`."""
+
+
+def _string_or_object(value: object) -> str:
+    return STRING if isinstance(value, str) else OBJECT
+
+
+STRING_OR_OBJECT = Discriminator(_string_or_object)
+"""The same for a field that is a string or an object, whose tag is `OBJECT`."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -52,6 +63,20 @@ def validated(model: type[ModelT], raw: object) -> ModelT:
         raise invalid(error.errors(include_url=False)[0]) from None
 
 
+JsonT = TypeVar("JsonT")
+
+
+def plain_json(value: JsonT, path: str) -> JsonT:
+    """`value`, a piece of JSON that is handed on as it came: its integers must fit what carries it."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise InvalidRequest(
+            f"Invalid '{path}': it holds an integer of more than 64 bits, which nothing here can use.", param=path
+        ) from None
+    return value
+
+
 _EXPECTED: dict[str, str] = {
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -59,6 +84,7 @@ _EXPECTED: dict[str, str] = {
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
+    "dict_type": "an object",
     "model_type": "an object",
     "literal_error": "one of {expected}",
     "greater_than_equal": "at least {ge}",
@@ -72,11 +98,13 @@ _EXPECTED: dict[str, str] = {
 
 def invalid(error: ErrorDetails) -> InvalidRequest:
     loc = error["loc"]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in (STRING, LIST))[1:]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in _TAGS)[1:]
     if error["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
     if loc[-1] == LIST and error["type"] == "list_type":
         expected = "a string or a list"
+    elif loc[-1] == OBJECT and error["type"] == "model_type":
+        expected = "a string or an object"
     elif (wording := _EXPECTED.get(error["type"])) is not None:
         expected = wording.format_map(error.get("ctx", {}))
     else:

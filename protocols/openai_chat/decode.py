@@ -2,152 +2,170 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
-from protocols.body import parse_object, validated
+from protocols.body import parse_object, plain_json, shown, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
-from protocols.openai_chat.wire import Body, InMessage, Part
-from protocols.request import (
-    ChatPrompt,
-    ContentPart,
-    ImagePart,
-    Message,
-    Request,
-    Sampling,
-    TextPart,
-    ToolCall,
-)
-
-T = TypeVar("T")
+from protocols.openai_chat.messages import conversation
+from protocols.openai_chat.wire import AllowedTools, Body
+from protocols.request import ChatPrompt, Constraint, LogprobOptions, Reasoning, Tool, ToolChoice
+from protocols.sampling_fields import own_constraint, request, schema_constraint
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
+    """`progress`: how far the prompt is, as chunks of the stream."""
+
     include_usage: bool
+    progress: bool = False
 
 
-_NOT_YET: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "modalities": ([], ["text"]),
-    "audio": (),
-    "grammar": ("",),
-    "json_schema": (),
+_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "functions": (([],), "it is the predecessor of 'tools': use those"),
+    "function_call": (("none", "auto"), "it is the predecessor of 'tool_choice': use that"),
+    "modalities": (([], ["text"]), "answers are text"),
+    "audio": ((), "answers are text"),
+    "web_search_options": ((), "models here do not search"),
+    "moderation": ((), "answers are not moderated"),
+    "echo": ((False,), "an answer does not repeat what it continues"),
+    "reasoning_budget_message": (("",), "reasoning ends without one"),
 }
-"""Parameters that change the answer and are not supported yet -> values that ask for nothing. Ignoring any other value
-would silently give the client something it did not ask for."""
+"""Parameters that change the answer and that no model here can honour -> values that ask for nothing, and why not."""
 
 
 def decode(body: bytes, request_id: str) -> Call[ChatOptions]:
     raw = parse_object(body)
     wire = validated(Body, raw)
-    for name, neutral in _NOT_YET.items():
+    for name, (neutral, why) in _REFUSED.items():
         value = raw.get(name)
         if value is not None and value not in neutral:
-            raise InvalidRequest(f"'{name}' is not supported yet: leave it out.", param=name)
-    if wire.n is not None and wire.n > 1:
-        raise InvalidRequest("Only one choice per request is supported yet: 'n' must be 1.", param="n")
-
-    # "`max_completion_tokens` wins over `max_tokens`"
-    max_tokens = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
-    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
-    request = Request(
-        id=request_id,
-        model=wire.model,
-        prompt=ChatPrompt(tuple(_message(m, f"messages[{i}]") for i, m in enumerate(wire.messages))),
-        sampling=Sampling(
-            temperature=wire.temperature,
-            top_p=wire.top_p,
-            top_k=wire.top_k,
-            min_p=wire.min_p,
-            presence_penalty=wire.presence_penalty,
-            frequency_penalty=wire.frequency_penalty,
-            repeat_penalty=wire.repeat_penalty,
-            seed=wire.seed,
+            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name)
+    messages, continues = conversation(wire)
+    tools, choice = _tools(wire)
+    reasoning, template_kwargs = _reasoning(wire)
+    prompt = ChatPrompt(messages, tools, template_kwargs, choice, reasoning, continues)
+    return Call(
+        (
+            request(
+                wire,
+                id=request_id,
+                model=wire.model,
+                prompt=prompt,
+                constraint=_constraint(wire, calls=bool(tools) and choice.mode != "none"),
+                logprobs=_logprobs(wire),
+            ),
         ),
-        max_tokens=max_tokens,
-        stop=tuple(s for s in stop if s),  # an empty stop string would match before the first token
-        ignore_eos=bool(wire.ignore_eos),
-    )
-    include_usage = wire.stream_options is not None and bool(wire.stream_options.include_usage)
-    return Call((request,), stream=bool(wire.stream), options=ChatOptions(include_usage))
-
-
-# --- messages ------------------------------------------------------------
-
-
-def _message(wire: InMessage, path: str) -> Message:
-    assistant = wire.role == "assistant"
-    if wire.content is None and not assistant:
-        raise InvalidRequest(
-            f"Invalid '{path}.content': expected a string or a list of parts; only an assistant may leave it out.",
-            param=f"{path}.content",
-        )
-    if wire.tool_calls and not assistant:
-        raise InvalidRequest(
-            f"Invalid '{path}.tool_calls': only an assistant message may hold them, not one of role '{wire.role}'.",
-            param=f"{path}.tool_calls",
-        )
-    if wire.role == "tool" and not wire.tool_call_id:
-        raise InvalidRequest(
-            f"Missing '{path}.tool_call_id': a message of role 'tool' needs the id of the call it answers.",
-            param=f"{path}.tool_call_id",
-        )
-    parts: list[Part] = []
-    if isinstance(wire.content, str):
-        parts = [Part(type="text", text=wire.content)]
-    elif wire.content is not None:
-        parts = wire.content
-    content = [_part(part, wire, f"{path}.content[{i}]") for i, part in enumerate(parts)]
-    if assistant and wire.refusal:
-        content.append(TextPart(wire.refusal))
-    return Message(
-        role=wire.role,
-        # Null, "", [] and one empty text part are the same message, as a string and a list with one text part are:
-        # "string and single-text-array must render to identical tokens".
-        content=tuple(part for part in content if part != TextPart("")),
-        reasoning=(wire.reasoning_content or None) if assistant else None,
-        tool_calls=tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in wire.tool_calls or ()),
-        tool_call_id=wire.tool_call_id if wire.role == "tool" else None,
-        name=wire.name,
+        stream=bool(wire.stream),
+        options=ChatOptions(wire.include_usage, progress=bool(wire.return_progress)),
     )
 
 
-def _part(part: Part, message: InMessage, path: str) -> ContentPart:
-    match part.type:
-        case "text":
-            return TextPart(_need(part.text, "text", "text", path))
-        case "refusal":
-            if message.role != "assistant":
-                raise _misplaced("refusal", "an assistant message", message, path)
-            return TextPart(_need(part.refusal, "refusal", "refusal", path))
-        case "image_url":
-            if message.role not in ("user", "tool"):
-                raise _misplaced("image_url", "a user or tool message", message, path)
-            url = _need(part.image_url, "image_url", "image_url", path).url
-            if not url.startswith(("https:", "data:")):
-                raise InvalidRequest(
-                    f"Invalid '{path}.image_url.url': expected an https: or data: URL.", param=f"{path}.image_url.url"
-                )
-            return ImagePart(url)
+def _logprobs(wire: Body) -> LogprobOptions | None:
+    if wire.logprobs:
+        top = wire.n_probs if wire.top_logprobs is None else wire.top_logprobs
+        return LogprobOptions(top or 0, bool(wire.post_sampling_probs))
+    if wire.top_logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    return None
 
 
-def _need(value: T | None, field: str, type_: str, path: str) -> T:
-    if value is None:
-        raise InvalidRequest(f"Missing '{path}.{field}': a part of type '{type_}' needs it.", param=f"{path}.{field}")
-    return value
+# --- tools ------------------------------------------------------------
 
 
-def _misplaced(type_: str, where: str, message: InMessage, path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{path}.type': a part of type '{type_}' belongs in {where}, not in one of role '{message.role}'.",
-        param=f"{path}.type",
+def _tools(wire: Body) -> tuple[tuple[Tool, ...], ToolChoice]:
+    tools = tuple(
+        Tool(
+            name=tool.function.name,
+            description=tool.function.description or "",
+            parameters=plain_json(tool.function.parameters or {}, f"tools[{i}].function.parameters"),
+            strict=bool(tool.function.strict),
+        )
+        for i, tool in enumerate(wire.tools or ())
     )
+    chosen = wire.tool_choice
+    parallel = wire.parallel_tool_calls is not False
+    if not tools:
+        if chosen is not None and chosen not in ("none", "auto"):
+            raise InvalidRequest("'tool_choice' asks for a call, but there are no 'tools'.", param="tool_choice")
+        return (), ToolChoice()
+    if chosen is None or isinstance(chosen, str):
+        return tools, ToolChoice(chosen or "auto", parallel=parallel)
+    if chosen.type == "function":
+        if chosen.function is None:
+            raise InvalidRequest("Missing 'tool_choice.function': the one to call.", param="tool_choice.function")
+        _must_exist(chosen.function.name, tools, "tool_choice.function.name")
+        return tools, ToolChoice("required", chosen.function.name, parallel)
+    if chosen.allowed_tools is None:
+        raise InvalidRequest("Missing 'tool_choice.allowed_tools'.", param="tool_choice.allowed_tools")
+    return _allowed(chosen.allowed_tools, tools), ToolChoice(chosen.allowed_tools.mode, parallel=parallel)
+
+
+def _allowed(allowed: AllowedTools, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """ "Constrains the tools available to the model to a pre-defined set": it is told of no others."""
+    for i, tool in enumerate(allowed.tools):
+        _must_exist(tool.function.name, tools, f"tool_choice.allowed_tools.tools[{i}].function.name")
+    names = {tool.function.name for tool in allowed.tools}
+    return tuple(tool for tool in tools if tool.name in names)
+
+
+def _must_exist(name: str, tools: tuple[Tool, ...], path: str) -> None:
+    if all(tool.name != name for tool in tools):
+        raise InvalidRequest(f"Invalid '{path}': there is no such function in 'tools'.", param=path)
+
+
+# --- constraints ------------------------------------------------------------
+
+
+def _constraint(wire: Body, *, calls: bool) -> Constraint | None:
+    """Of `response_format`, or llama.cpp's `grammar` or `json_schema`. `calls`: whether tools may be called."""
+    schema = _response_schema(wire)
+    if wire.grammar:
+        if schema is not None or wire.json_schema is not None:
+            raise InvalidRequest("A 'grammar' and a JSON schema exclude each other: give only one.", param="grammar")
+        if calls:
+            raise InvalidRequest("A 'grammar' and 'tools' that may be called exclude each other.", param="grammar")
+    if schema is None:
+        return own_constraint(wire)
+    if schema and wire.json_schema is not None:
+        raise InvalidRequest(
+            "'json_schema' and the schema of 'response_format' exclude each other: give only one.", param="json_schema"
+        )
+    return schema_constraint(schema or wire.json_schema or {}, "response_format")
+
+
+def _response_schema(wire: Body) -> dict[str, Any] | None:
+    """ "an absent or empty schema means any object" """
+    form = wire.response_format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return form.schema_ or {}
+    if form.json_schema is None:
+        raise InvalidRequest("Missing 'response_format.json_schema'.", param="response_format.json_schema")
+    return form.json_schema.schema_ or {}
+
+
+# --- reasoning ------------------------------------------------------------
+
+
+def _reasoning(wire: Body) -> tuple[Reasoning, dict[str, Any]]:
+    """ "`reasoning_effort` ("none" turns thinking off); `chat_template_kwargs` (`enable_thinking` must be bool)" """
+    kwargs = dict(plain_json(wire.chat_template_kwargs or {}, "chat_template_kwargs"))
+    enabled = kwargs.pop("enable_thinking", None)
+    if enabled is not None and not isinstance(enabled, bool):
+        path = "chat_template_kwargs.enable_thinking"
+        raise InvalidRequest(f"Invalid '{path}': expected true or false, got {shown(enabled)}.", param=path)
+    effort = wire.reasoning_effort or None
+    if effort is not None:
+        kwargs.pop("reasoning_effort", None)
+    if effort == "none":
+        enabled, effort = False, None
+    if wire.reasoning_format in ("none", "deepseek-legacy"):
+        raise InvalidRequest(
+            "Invalid 'reasoning_format': reasoning always comes as 'reasoning_content', apart from the text.",
+            param="reasoning_format",
+        )
+    budget = wire.thinking_budget_tokens if wire.reasoning_budget_tokens is None else wire.reasoning_budget_tokens
+    return Reasoning(enabled, effort, None if budget is None or budget < 0 else budget), kwargs

@@ -14,6 +14,7 @@ from protocols.events import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     IllegalEvent,
     Progress,
     ReasoningDelta,
@@ -24,20 +25,20 @@ from protocols.events import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from protocols.llamacpp_extras import OutProgress, OutTimings
 from protocols.openai_chat.decode import ChatOptions
 from protocols.openai_chat.wire import (
     OutChoice,
     OutCompletion,
     OutFunction,
+    OutLogprobs,
     OutMessage,
-    OutTimings,
     OutToolCall,
-    OutUsage,
 )
 from protocols.openai_errors import error_body
-
-FINGERPRINT = "b1-tokenyard"
-"""Changes when the same request may get another answer: "`system_fingerprint` … emit, starting with `b`"."""
+from protocols.openai_shared import FINGERPRINT, OutUsage
+from protocols.request import ChatPrompt, Request
+from protocols.token_logprobs import OutTokenLogprob
 
 NO_ARGUMENTS = "{}"
 """A call the model gave no arguments: clients parse them as JSON, which "" is not."""
@@ -50,6 +51,10 @@ class ChatEncoder:
 
     def __init__(self, call: Call[ChatOptions], stamp: Stamp) -> None:
         n = call.request.n
+        self._stamp = stamp
+        self._reasons = finish_reasons(call.request)
+        self._logprobs = call.request.logprobs is not None
+        self._progress = call.options.progress
         self._include_usage = call.options.include_usage
         head = (
             b'data: {"id":' + _encode(_id(stamp)) + b',"object":"chat.completion.chunk","created":'
@@ -62,7 +67,8 @@ class ChatEncoder:
         self._delta = [head + b'{"index":%d,"delta":' % choice for choice in range(n)]
         self._text = [delta + b'{"content":' for delta in self._delta]
         self._reasoning = [delta + b'{"reasoning_content":' for delta in self._delta]
-        self._close_delta = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._close = b',"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._close_delta = b',"logprobs":null' + self._close
         self._close_text = b"}" + self._close_delta
         self._started = False
         self._argued = [False] * n  # whether the open call of a choice has had arguments
@@ -72,6 +78,8 @@ class ChatEncoder:
     def feed(self, event: Event) -> bytes:
         match event:
             case TextDelta():
+                if self._logprobs:
+                    return self._text_with_logprobs(event)
                 # "deltas are never empty strings"
                 return self._text[event.choice] + _encode(event.text) + self._close_text if event.text else b""
             case ReasoningDelta():
@@ -81,13 +89,15 @@ class ChatEncoder:
             case ToolCallStarted():
                 self._argued[event.choice] = False
                 function = OutFunction(name=event.name, arguments="")
-                return self._tool_call(event.choice, OutToolCall(event.index, event.id, "function", function))
+                id = event.id or call_id(self._stamp, event.choice, event.index)
+                return self._tool_call(event.choice, OutToolCall(event.index, id, "function", function))
             case ToolCallEnded():
                 return b"" if self._argued[event.choice] else self._arguments(event, NO_ARGUMENTS)
             case Started():
                 return self._start()
             case Progress():
-                return b""  # "comments by default": the keep-alive says enough
+                # "comments by default, progress chunks on `return_progress`"
+                return self._prefill(event) if self._progress else b""
             case Finished():
                 return self._finish(event)
             case Failed():
@@ -107,6 +117,19 @@ class ChatEncoder:
         role = b'{"role":"assistant","content":""}'
         return b"".join(delta + role + self._close_delta for delta in self._delta)
 
+    def _prefill(self, event: Progress) -> bytes:
+        progress = _encode(OutProgress.of(event))
+        delta = b'{},"logprobs":null,"finish_reason":null}]' + self._usage
+        return self._delta[event.choice] + delta + b',"prompt_progress":' + progress + b"}\n\n"
+
+    def _text_with_logprobs(self, event: TextDelta) -> bytes:
+        """A token may have no text of its own: then its probability comes with a delta that has none either."""
+        if not event.text and not event.logprobs:
+            return b""
+        delta = b'{"content":' + _encode(event.text) + b"}" if event.text else b"{}"
+        logprobs = _encode(OutLogprobs(tuple(OutTokenLogprob.of(item) for item in event.logprobs)))
+        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + self._close
+
     def _tool_call(self, choice: int, call: OutToolCall) -> bytes:
         return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close_delta
 
@@ -120,7 +143,7 @@ class ChatEncoder:
         last = len(self._finished) >= len(self._delta)
         if last:
             self._end()
-        reason = _encode(event.reason)
+        reason = _encode(self._reasons[event.reason])
         chunk = self._delta[event.choice] + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._usage
         if not last:
             return chunk + b"}\n\n"
@@ -143,24 +166,43 @@ def render(call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> byt
             created=stamp.created,
             model=call.request.model,
             system_fingerprint=FINGERPRINT,
-            choices=tuple(_choice(choice) for choice in completion.choices),
+            choices=tuple(_choice(choice, call.request, stamp) for choice in completion.choices),
             usage=OutUsage.of(completion.usage),
             timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
         )
     )
 
 
-def _choice(choice: Choice) -> OutChoice:
+def _choice(choice: Choice, request: Request, stamp: Stamp) -> OutChoice:
     calls = tuple(
-        OutToolCall(id=c.id, type="function", function=OutFunction(c.name, c.arguments or NO_ARGUMENTS))
-        for c in choice.tool_calls
+        OutToolCall(
+            id=c.id or call_id(stamp, choice.index, index),
+            type="function",
+            function=OutFunction(c.name, c.arguments or NO_ARGUMENTS),
+        )
+        for index, c in enumerate(choice.tool_calls)
     )
     message = OutMessage(
         content=None if calls and not choice.text else choice.text,  # "message `content:null` when only tool calls"
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
-    return OutChoice(index=choice.index, message=message, finish_reason=choice.reason)
+    logprobs = None
+    if request.logprobs is not None:
+        logprobs = OutLogprobs(tuple(OutTokenLogprob.of(item) for item in choice.logprobs))
+    reason = finish_reasons(request)[choice.reason]
+    return OutChoice(index=choice.index, message=message, logprobs=logprobs, finish_reason=reason)
+
+
+def finish_reasons(request: Request) -> dict[FinishReason, FinishReason]:
+    """As OpenAI has it, a call of the one function that `tool_choice` names ends with `stop`."""
+    named = isinstance(request.prompt, ChatPrompt) and request.prompt.tool_choice.name is not None
+    return {"stop": "stop", "length": "length", "tool_calls": "stop" if named else "tool_calls"}
+
+
+def call_id(stamp: Stamp, choice: int, index: int) -> str:
+    """For a call that the model gave no id: the same in a stream and in a body, and no other call's."""
+    return f"call_{stamp.id}{choice:02x}{index:02x}"
 
 
 def _timings(finished: list[Finished]) -> bytes:

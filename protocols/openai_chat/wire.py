@@ -5,14 +5,18 @@ Shapes: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, Tag
 
-from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
-from protocols.events import FinishReason, Timings, Usage
+from protocols.body import LIST, OBJECT, STRING, STRING_OR_LIST, STRING_OR_OBJECT, Wire
+from protocols.events import FinishReason
+from protocols.llamacpp_extras import OutTimings
+from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields, OutUsage
+from protocols.sampling_fields import I32, NaturalOrAll
+from protocols.token_logprobs import OutTokenLogprob
 
 # --- in: a request body ------------------------------------------------------------
 
@@ -42,7 +46,6 @@ class AssistantToolCall(Wire):
 
 
 Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Part], Tag(LIST)], STRING_OR_LIST]
-Stop = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[str], Field(max_length=16), Tag(LIST)], STRING_OR_LIST]
 
 
 class InMessage(Wire):
@@ -55,34 +58,80 @@ class InMessage(Wire):
     name: str | None = None
     tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: Any = None
 
 
-class StreamOptions(Wire):
-    include_usage: bool | None = None
+class FunctionSpec(Wire):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-_I32 = 2**31 - 1
+class ToolSpec(Wire):
+    type: Literal["function"]
+    function: FunctionSpec
 
 
-class Body(Wire):
-    model: str = Field(min_length=1)
+class NamedFunction(Wire):
+    name: str
+
+
+class AllowedTool(Wire):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1)
+
+
+class ChosenTool(Wire):
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolChoiceWord = Literal["none", "auto", "required"]
+ToolChoiceField = Annotated[
+    Annotated[ToolChoiceWord, Tag(STRING)] | Annotated[ChosenTool, Tag(OBJECT)], STRING_OR_OBJECT
+]
+
+
+class SchemaFormat(Wire):
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Wire):
+    """`schema` with `json_object` is llama.cpp's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+_Limit = Annotated[int, Field(ge=1, le=I32)]
+
+
+class Body(OpenAIFields):
     messages: list[InMessage] = Field(min_length=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=_I32)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_I32)
-    stop: Stop | None = None
-    n: int | None = Field(None, ge=1, le=_I32)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    # Not in OpenAI's API, but sent by the clients of local servers.
-    top_k: int | None = Field(None, ge=-1, le=_I32)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0, le=100)
-    ignore_eos: bool | None = None
+    max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    # Not in OpenAI's API, but in that of llama.cpp, and sent by the clients of local servers.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: Literal["auto", "deepseek", "deepseek-legacy", "none"] | None = None
+    reasoning_budget_tokens: NaturalOrAll | None = None
+    thinking_budget_tokens: NaturalOrAll | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Any = None
 
 
 # --- out: bodies and the rare chunks ------------------------------------------------------------
@@ -110,74 +159,16 @@ class OutMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[OutToolCall, ...] | UnsetType = UNSET
 
 
+class OutLogprobs(msgspec.Struct, frozen=True):
+    content: tuple[OutTokenLogprob, ...]
+    refusal: None = None
+
+
 class OutChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: OutMessage
-    logprobs: None = None
+    logprobs: OutLogprobs | None
     finish_reason: FinishReason
-
-
-class PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-
-
-class OutUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-
-    @classmethod
-    def of(cls, usage: Usage) -> OutUsage:
-        return cls(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
-            prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
-            completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
-        )
-
-
-class OutTimings(msgspec.Struct, frozen=True):
-    """llama.cpp's additive `timings`."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-    @classmethod
-    def of(cls, timings: Timings) -> OutTimings:
-        # "the first generated token costs no decode step, so the rate is (predicted_n − 1)/predicted_ms"
-        decoded = max(timings.predicted_n - 1, 0)
-        return cls(
-            cache_n=timings.cache_n,
-            prompt_n=timings.prompt_n,
-            prompt_ms=timings.prompt_ms,
-            prompt_per_token_ms=_ratio(timings.prompt_ms, timings.prompt_n),
-            prompt_per_second=_ratio(1000 * timings.prompt_n, timings.prompt_ms),
-            predicted_n=timings.predicted_n,
-            predicted_ms=timings.predicted_ms,
-            predicted_per_token_ms=_ratio(timings.predicted_ms, decoded),
-            predicted_per_second=_ratio(1000 * decoded, timings.predicted_ms) if decoded else 0.0,
-        )
-
-
-def _ratio(amount: float, per: float) -> float:
-    """ "a one-token generation reports 0 rates, never null/inf" """
-    return amount / per if per > 0 else 0.0
 
 
 class OutCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,13 +6,31 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import InvalidRequest
 from protocols.openai_chat import CODEC
-from protocols.request import ChatPrompt, ImagePart, Message, Request, Sampling, TextPart, ToolCall
+from protocols.request import (
+    ChatPrompt,
+    GbnfConstraint,
+    ImagePart,
+    JsonSchemaConstraint,
+    LogprobOptions,
+    LoraScale,
+    Message,
+    Reasoning,
+    Request,
+    Sampling,
+    SlotOptions,
+    TextPart,
+    TokenBias,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -26,6 +44,16 @@ def messages(*wire: dict[str, Any]) -> tuple[Message, ...]:
     prompt = decode(messages=list(wire)).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt.messages
+
+
+def chat(**fields: Any) -> ChatPrompt:
+    prompt = decode(**fields).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def refused_fields(**fields: Any) -> InvalidRequest:
+    return refused(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
 
 
 def refused(body: bytes) -> InvalidRequest:
@@ -117,6 +145,46 @@ def test_max_completion_tokens_wins() -> None:
     assert decode(max_tokens=5, max_completion_tokens=6).max_tokens == 6
 
 
+def test_service_parameters_are_accepted() -> None:
+    assert decode(
+        user="u", safety_identifier="u", metadata={"a": "b"}, store=True, service_tier="flex", prompt_cache_key="k",
+        prompt_cache_retention="24h", verbosity="low", prediction={"type": "content", "content": "x"},
+        stream_options={"include_obfuscation": False}, timings_per_token=True, reasoning_control=True,
+    ) == decode()  # fmt: skip
+
+
+def test_llamacpp_parameters_reach_the_request() -> None:
+    request = decode(
+        n_predict=9, max_tokens=5, dry_multiplier=0.5, samplers=["top_k"], lora=[{"id": 0, "scale": 1}], id_slot=1
+    )
+    assert request.max_tokens == 9
+    assert request.sampling == Sampling(dry_multiplier=0.5, samplers=("top_k",))
+    assert request.lora == (LoraScale(0, 1.0),)
+    assert request.slot == SlotOptions(1)
+
+
+def test_return_progress_is_the_encoders() -> None:
+    call = CODEC.decode(json.dumps({"model": "m", "messages": [USER], "return_progress": True}).encode(), "r1")
+    assert call.options.progress
+    assert call.request == decode()
+
+
+def test_several_choices() -> None:
+    assert decode(n=3).n == 3
+
+
+def test_logprobs() -> None:
+    assert decode(logprobs=True).logprobs == LogprobOptions(0)
+    assert decode(logprobs=True, top_logprobs=5).logprobs == LogprobOptions(5)
+    assert decode(logprobs=True, n_probs=7, post_sampling_probs=True).logprobs == LogprobOptions(7, True)
+    assert decode(n_probs=7).logprobs == LogprobOptions(7)
+    assert decode(logprobs=False).logprobs is None
+
+
+def test_logit_bias() -> None:
+    assert decode(logit_bias={"5": -100, "7": 1.5}).sampling.logit_bias == (TokenBias(5, -100.0), TokenBias(7, 1.5))
+
+
 def test_roles_and_a_tool_turn() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     assert messages(
@@ -138,8 +206,8 @@ def test_roles_and_a_tool_turn() -> None:
 
 @pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
 def test_an_assistant_message_may_be_empty(content: Any) -> None:
-    assert messages(USER, {"role": "assistant", "content": content})[1] == Message("assistant")
-    assert messages(USER, {"role": "assistant"})[1] == Message("assistant")
+    assert messages(USER, {"role": "assistant", "content": content}, USER)[1] == Message("assistant")
+    assert messages(USER, {"role": "assistant"}, USER)[1] == Message("assistant")
 
 
 def test_a_string_and_one_text_part_are_the_same() -> None:
@@ -168,6 +236,283 @@ def test_refusals_are_replayed_as_text() -> None:
     assert messages(part) == messages(field) == (Message("assistant", (TextPart("No."),)),)
 
 
+# --- tools ------------------------------------------------------------
+
+F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+G: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "g", "description": "It is g.", "parameters": {"type": "object"}, "strict": True},
+}
+
+
+def test_tools() -> None:
+    nulls = {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
+    assert chat(tools=[F, G]).tools == (Tool("f"), Tool("g", "It is g.", {"type": "object"}, True))
+    assert chat(tools=[nulls]) == chat(tools=[F])
+
+
+@pytest.mark.parametrize(
+    ("wire", "choice"),
+    [
+        (None, ToolChoice()),
+        ("auto", ToolChoice()),
+        ("none", ToolChoice("none")),
+        ("required", ToolChoice("required")),
+        ({"type": "function", "function": {"name": "g"}}, ToolChoice("required", "g")),
+    ],
+)
+def test_tool_choice(wire: Any, choice: ToolChoice) -> None:
+    prompt = chat(tools=[F, G], tool_choice=wire)
+    assert prompt.tool_choice == choice
+    assert len(prompt.tools) == 2
+    sequential = chat(tools=[F, G], tool_choice=wire, parallel_tool_calls=False).tool_choice
+    assert sequential == msgspec.structs.replace(choice, parallel=False)
+
+
+def test_allowed_tools_are_the_only_ones() -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F]}}
+    prompt = chat(tools=[F, G], tool_choice=allowed)
+    assert prompt.tools == (Tool("f"),)
+    assert prompt.tool_choice == ToolChoice("required")
+
+
+def test_without_tools_there_is_nothing_to_choose() -> None:
+    for fields in ({"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        assert decode(**fields) == decode(tools=[], **fields) == decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0].type", "expected one of 'function'"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "not empty"),
+        ({"tools": "f"}, "tools", "expected a list"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            "tools[0].function.parameters",
+            "expected an object, got a string",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]},
+            "tools[0].function.parameters",
+            "more than 64 bits",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "no 'tools'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no 'tools'"),
+        (
+            {"tools": [F], "tool_choice": "any"},
+            "tool_choice",
+            "expected one of 'none', 'auto' or 'required', got 'any'",
+        ),
+        ({"tools": [F], "tool_choice": 5}, "tool_choice", "expected a string or an object, got 5"),
+        ({"tools": [F], "tool_choice": {}}, "tool_choice.type", "Missing"),
+        ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.function", "Missing"),
+        ({"tools": [F], "tool_choice": {"type": "custom"}}, "tool_choice.type", "expected one of"),
+        (
+            {"tools": [F], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+            "no such function",
+        ),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "Missing"),
+        (
+            {
+                "tools": [F],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F, G]}},
+            },
+            "tool_choice.allowed_tools.tools[1].function.name",
+            "no such function",
+        ),
+    ],
+)
+def test_wrong_tools(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused_fields(**fields)
+    assert error.param == param
+    assert param in error.message
+    assert words in error.message
+
+
+# --- constraints ------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, JsonSchemaConstraint({"type": "object"})),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JsonSchemaConstraint(SCHEMA)),
+        ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, JsonSchemaConstraint(SCHEMA)),
+        ({"response_format": {"type": "text"}, "json_schema": SCHEMA}, JsonSchemaConstraint(SCHEMA)),
+        ({"json_schema": SCHEMA}, JsonSchemaConstraint(SCHEMA)),
+        ({"grammar": 'root ::= "a"'}, GbnfConstraint('root ::= "a"')),
+        ({"grammar": 'root ::= "a"', "tools": [F], "tool_choice": "none"}, GbnfConstraint('root ::= "a"')),
+        ({"grammar": "", "json_schema": SCHEMA}, JsonSchemaConstraint(SCHEMA)),
+        ({"response_format": {"type": "json_object"}, "tools": [F]}, JsonSchemaConstraint({"type": "object"})),
+    ],
+)
+def test_constraints(fields: dict[str, Any], constraint: Any) -> None:
+    assert decode(**fields).constraint == constraint
+
+
+def test_B70_a_json_schema_is_the_constraint() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "p", "strict": True, "schema": SCHEMA}}
+    assert decode(response_format=form).constraint == JsonSchemaConstraint(SCHEMA)
+    assert decode(response_format={"type": "json_schema", "json_schema": {"name": "p"}}).constraint == (
+        JsonSchemaConstraint({"type": "object"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": "json"}, "response_format", "expected an object, got a string"),
+        ({"response_format": {}}, "response_format.type", "Missing"),
+        ({"response_format": {"type": "sound"}}, "response_format.type", "expected one of"),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema", "expected an object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+            "response_format.json_schema.schema",
+            "expected an object",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}, "json_schema": SCHEMA},
+            "json_schema",
+            "give only one",
+        ),
+        ({"grammar": "g", "json_schema": SCHEMA}, "grammar", "give only one"),
+        ({"grammar": "g", "response_format": {"type": "json_object"}}, "grammar", "give only one"),
+        ({"grammar": "g", "tools": [F]}, "grammar", "exclude each other"),
+    ],
+)
+def test_wrong_constraints(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused_fields(**fields)
+    assert error.param == param
+    assert words in error.message
+
+
+# --- reasoning ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasoning", "kwargs"),
+    [
+        ({"reasoning_effort": "high"}, Reasoning(effort="high"), {}),
+        ({"reasoning_effort": ""}, Reasoning(), {}),
+        ({"reasoning_effort": "none"}, Reasoning(enabled=False), {}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, Reasoning(enabled=False), {}),
+        ({"chat_template_kwargs": {"enable_thinking": True, "a": [1]}}, Reasoning(enabled=True), {"a": [1]}),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, Reasoning(), {"reasoning_effort": "low"}),
+        (
+            {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "high"},
+            Reasoning(effort="high"),
+            {},
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, Reasoning(False), {}),
+        ({"reasoning_budget_tokens": 7, "thinking_budget_tokens": 9}, Reasoning(budget_tokens=7), {}),
+        ({"thinking_budget_tokens": 0}, Reasoning(budget_tokens=0), {}),
+        ({"thinking_budget_tokens": -1}, Reasoning(), {}),
+        ({"reasoning_format": "auto"}, Reasoning(), {}),
+        ({"reasoning_format": "deepseek"}, Reasoning(), {}),
+    ],
+)
+def test_reasoning(fields: dict[str, Any], reasoning: Reasoning, kwargs: dict[str, Any]) -> None:
+    prompt = chat(**fields)
+    assert prompt.reasoning == reasoning
+    assert prompt.template_kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"reasoning_effort": 5}, "reasoning_effort", "expected a string"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", "expected an object"),
+        ({"chat_template_kwargs": {"a": 10**30}}, "chat_template_kwargs", "more than 64 bits"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "false"}},
+            "chat_template_kwargs.enable_thinking",
+            "expected true or false, got a string",
+        ),
+        ({"thinking_budget_tokens": -2}, "thinking_budget_tokens", "at least -1"),
+        ({"reasoning_format": "none"}, "reasoning_format", "apart from the text"),
+        ({"reasoning_format": "mine"}, "reasoning_format", "expected one of"),
+    ],
+)
+def test_wrong_reasoning(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused_fields(**fields)
+    assert error.param == param
+    assert words in error.message
+
+
+# --- an answer that goes on ------------------------------------------------------------
+
+ANSWER = {"role": "assistant", "content": "It is"}
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+def test_the_last_assistant_message_is_continued() -> None:
+    assert chat(messages=[USER, ANSWER]).continues
+    assert not chat(messages=[USER, ANSWER, USER]).continues
+    assert chat(messages=[USER, {"role": "assistant", "reasoning_content": "Hm"}]).continues
+
+
+def test_B74_parts_are_continued_like_a_string() -> None:
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}
+    assert chat(messages=[USER, parts]) == chat(messages=[USER, ANSWER])
+
+
+def test_an_empty_beginning_is_none() -> None:
+    for empty in ({"role": "assistant"}, {"role": "assistant", "content": ""}):
+        assert chat(messages=[USER, empty]) == chat(messages=[USER])
+    assert chat(messages=[{"role": "assistant"}]).messages == (Message("assistant"),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues"),
+    [
+        ({"continue_final_message": True}, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"continue_final_message": "content"}, True),
+        ({"continue_final_message": False}, False),
+        ({"continue_final_message": None, "add_generation_prompt": True}, True),
+        ({"add_generation_prompt": False}, True),
+    ],
+)
+def test_continue_final_message(fields: dict[str, Any], continues: bool) -> None:
+    assert chat(messages=[USER, ANSWER], **fields).continues is continues
+
+
+def test_reasoning_is_continued() -> None:
+    half = {"role": "assistant", "reasoning_content": "Hm"}
+    assert chat(messages=[USER, half], continue_final_message="reasoning_content").continues
+    for message, wish in ((half, "content"), (ANSWER, "reasoning_content"), (ANSWER | half, "reasoning_content")):
+        assert refused_fields(messages=[USER, message], continue_final_message=wish).param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"messages": [USER, ANSWER, ANSWER]}, "messages[2]", "two assistant messages"),
+        ({"messages": [USER, CALLING]}, "messages[1].tool_calls", "cannot be continued"),
+        (
+            {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "give only one",
+        ),
+        ({"continue_final_message": True}, "continue_final_message", "'messages[0]' is no assistant message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "'messages[0]' is no assistant message"),
+        ({"messages": [USER, ANSWER], "continue_final_message": 1}, "continue_final_message", "expected true, false"),
+        ({"messages": [USER, ANSWER], "continue_final_message": [1]}, "continue_final_message", "expected true"),
+    ],
+)
+def test_wrong_continuations(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused_fields(**fields)
+    assert error.param == param
+    assert words in error.message
+
+
 # --- refused ------------------------------------------------------------
 
 
@@ -192,14 +537,19 @@ def test_refusals_are_replayed_as_text() -> None:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "expected true or false, got 1"),
         ({"stop": 5}, "stop", "expected a string or a list, got 5"),
         ({"stop": ["a", 5]}, "stop[1]", "expected a string, got 5"),
-        ({"stop": ["x"] * 17}, "stop", "at most 16 items"),
+        ({"stop": ["x"] * 129}, "stop", "at most 128 items"),
         ({"model": ""}, "model", "a string that is not empty"),
         ({"model": None}, "model", "expected a string, got null"),
         ({"messages": []}, "messages", "expected at least 1 item(s), got a list of 0"),
         ({"messages": "Hi"}, "messages", "expected a list, got a string"),
         ({"messages": ["Hi"]}, "messages[0]", "expected an object, got a string"),
-        ({"n": 2}, "n", "'n' must be 1"),
         ({"n": 0}, "n", "at least 1"),
+        ({"n": 129}, "n", "at most 128"),
+        ({"logprobs": 1}, "logprobs", "expected true or false, got 1"),
+        ({"top_logprobs": 5}, "top_logprobs", "needs 'logprobs'"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5", "a number, or false"),
+        ({"dry_multiplier": "x"}, "dry_multiplier", "a number"),
     ],
 )
 def test_wrong_values(fields: dict[str, Any], param: str, words: str) -> None:
@@ -252,6 +602,8 @@ def test_wrong_values(fields: dict[str, Any], param: str, words: str) -> None:
             "tool_calls",
             "only an assistant message",
         ),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call", "not supported"),
+        ({"role": "function", "name": "f", "content": "7"}, "role", "expected one of"),
     ],
 )
 def test_wrong_messages(message: dict[str, Any], param: str, words: str) -> None:
@@ -262,27 +614,23 @@ def test_wrong_messages(message: dict[str, Any], param: str, words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "why"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", "text"),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("logit_bias", {"5": 1}),
-        ("modalities", ["text", "audio"]),
-        ("audio", {"voice": "x", "format": "wav"}),
-        ("grammar", 'root ::= "a"'),
-        ("json_schema", {}),
+        ("functions", [{"name": "f"}], "use those"),
+        ("function_call", {"name": "f"}, "use that"),
+        ("modalities", ["text", "audio"], "answers are text"),
+        ("audio", {"voice": "x", "format": "wav"}, "answers are text"),
+        ("web_search_options", {}, "do not search"),
+        ("moderation", {"model": "x"}, "not moderated"),
+        ("echo", True, "does not repeat"),
+        ("reasoning_budget_message", "Enough.", "without one"),
     ],
 )
-def test_not_supported_yet(name: str, value: Any) -> None:
-    error = refused(json.dumps({"model": "m", "messages": [USER], name: value}).encode())
+def test_not_supported(name: str, value: Any, why: str) -> None:
+    error = refused_fields(**{name: value})
     assert error.param == name
-    assert f"'{name}' is not supported yet" in error.message
+    assert f"'{name}' is not supported: " in error.message
+    assert why in error.message
 
 
 def test_the_prompt_is_not_in_the_message() -> None:
@@ -330,7 +678,8 @@ def test_infinite_numbers() -> None:
 
 _KEYS = st.sampled_from(
     "model messages role content type text image_url url refusal tool_calls id function name arguments stop seed n "
-    "temperature max_tokens stream stream_options include_usage tools response_format logprobs top_k".split()
+    "temperature max_tokens stream stream_options include_usage tools response_format logprobs top_k parameters schema "
+    "json_schema tool_choice logit_bias reasoning_effort chat_template_kwargs enable_thinking grammar".split()
 )
 _SCALARS = (
     st.none()
@@ -354,7 +703,8 @@ def survive(body: bytes) -> None:
         assert error.message
         json.loads(CODEC.error(error))
     else:
-        assert call.request.n == 1
+        assert 1 <= call.request.n <= 128
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(call.request), type=Request) == call.request
         assert all(value is None or math.isfinite(value) for value in [call.request.sampling.temperature])
 
 

@@ -1,0 +1,67 @@
+"""What OpenAI's two completion dialects have in common: the parameters both narrow, and the numbers both report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+
+from protocols.body import Wire
+from protocols.events import Usage
+from protocols.sampling_fields import SamplingFields
+
+FINGERPRINT = "b1-tokenyard"
+"""Changes when the same request may get another answer: "`system_fingerprint` … emit, starting with `b`"."""
+
+MAX_TOP_LOGPROBS = 20
+
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+
+
+class OpenAIFields(SamplingFields):
+    """ "`/v1/*` speaks the official dialect strictly": its parameters have their official ranges here."""
+
+    model: str = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class OutUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> OutUsage:
+        return cls(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
+            prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
+            completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
+        )
