@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from protocols.request import Sampling
+
 
 class ModelCard(msgspec.Struct, frozen=True):
     """A loaded model. `context_length` is the room of one request, in tokens; `slots` is how many run at once.
@@ -11,6 +13,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     `tasks` are those of "generate", "embed" and "rerank" that it does; a model that only does the latter two takes
     inputs of `context_length`. `embedding_length` is how many numbers a vector has, and `pooling` how the vectors of
     an input's tokens become one: with "none" they do not, and an input has as many vectors as tokens.
+    `path` is the model's file, `bos_text` and `eos_text` what its texts begin and end with, `sampling` what applies
+    where a request says nothing.
     """
 
     context_length: int
@@ -23,6 +27,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...] = ("generate",)
     embedding_length: int = 0
     pooling: str = ""
+    path: str = ""
+    bos_text: str = ""
+    eos_text: str = ""
+    sampling: Sampling = Sampling()
 
 
 class BackendStats(msgspec.Struct, frozen=True):
