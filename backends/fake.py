@@ -148,7 +148,7 @@ def token_at(key: int, position: int, choice: int = 0) -> int:
     return crc32(b"%d:%d" % (choice, position), key) % VOCAB_SIZE
 
 
-def vector(prompt: TextPrompt | TokenPrompt, length: int) -> list[float]:
+def vector(prompt: TextPrompt | TokenPrompt | MixedPrompt, length: int) -> list[float]:
     """Of the Euclidean norm 1, and a function of `prompt` alone."""
     key = crc32(msgspec.json.encode(prompt))
     values = [token_at(key, position) - VOCAB_SIZE / 2 + 0.25 for position in range(length)]  # never 0

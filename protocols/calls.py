@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import msgspec
 
 from protocols.card import BackendStats, ModelCard
-from protocols.request import ChatPrompt, LoraScale, Request, Sampling, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, LoraScale, MixedPrompt, Request, Sampling, TextPrompt, TokenPrompt
 
 AnswerT = TypeVar("AnswerT")
 
@@ -119,10 +119,12 @@ class EmbeddingRequest(Question[list[Embedding]], frozen=True, omit_defaults=Tru
 
     `normalize` is the norm that becomes 1: 2 Euclidean, 1 taxicab, p > 2 the p-norm; 0 scales the largest absolute
     value to 32,760 instead, and -1 leaves the vector as it is. Vectors of single tokens are never normalised.
+    `pooled`: a model that does not pool refuses.
     """
 
-    inputs: tuple[TextPrompt | TokenPrompt, ...]
+    inputs: tuple[TextPrompt | TokenPrompt | MixedPrompt, ...]
     normalize: int = 2
+    pooled: bool = False
 
 
 class RerankRequest(Question[list[Relevance]], frozen=True, omit_defaults=True, tag="rerank"):

@@ -13,6 +13,7 @@ from protocols.events import (
     Failed,
     Finished,
     FinishReason,
+    Frame,
     IllegalEvent,
     Progress,
     ReasoningDelta,
@@ -38,6 +39,9 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...]
     reason: FinishReason
     stop_sequence: str | None
+    tokens: tuple[int, ...] = ()  # of frames only: events do not carry them
+    started: Started | None = None
+    finished: Finished | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -64,6 +68,7 @@ class _OpenChoice:
         self.reasoning: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[tuple[ToolCallStarted, list[str]]] = []
+        self.tokens: list[int] = []
         self.finished: Finished | None = None
 
 
@@ -73,16 +78,24 @@ class Collector:
     def __init__(self, n: int = 1) -> None:
         self._order = EventOrder(n)
         self._choices = [_OpenChoice() for _ in range(n)]
+        self._started: Started | None = None
 
     @property
     def done(self) -> bool:
         return self._order.done
 
+    def feed_frame(self, frame: Frame) -> None:
+        for event in frame.events:
+            self.feed(event)
+        self._choices[frame.choice].tokens.extend(frame.tokens)
+
     def feed(self, event: Event) -> None:
         self._order.feed(event)
         choice = self._choices[event.choice]
         match event:
-            case Started() | Progress() | ToolCallEnded():
+            case Started():
+                self._started = event
+            case Progress() | ToolCallEnded():
                 pass
             case ReasoningDelta():
                 choice.reasoning.append(event.text)
@@ -119,6 +132,9 @@ class Collector:
                     logprobs=tuple(choice.logprobs),
                     reason=end.reason,
                     stop_sequence=end.stop_sequence,
+                    tokens=tuple(choice.tokens),
+                    started=self._started,
+                    finished=end,
                 )
             )
         return Completion(tuple(choices), total_usage(usages), timings)

@@ -35,7 +35,7 @@ from protocols.calls import (
 )
 from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Echo, Finished, Frame
-from protocols.request import ChatPrompt, LoraScale, Request, TextPrompt, TokenBias
+from protocols.request import ChatPrompt, LoraScale, Request, TokenBias
 
 T = TypeVar("T")
 
@@ -116,7 +116,9 @@ class LlamaCppBackend(Unsupported):
         loaded, engine = self._alive()
         if "embed" not in loaded.card.tasks:
             return await super().embed(request)
-        chars = sum(len(prompt.text) for prompt in request.inputs if isinstance(prompt, TextPrompt))
+        if request.pooled and loaded.card.pooling == "none":
+            raise InvalidRequest("This model does not pool: it has no vector for a whole input", param="model")
+        chars = sum(prompt_chars(prompt) for prompt in request.inputs)
         inputs = await self._aside(partial(embedding_inputs, loaded.model, request, loaded.input_length), chars)
         # "Pooling none is never normalised."
         vectors = await _vectors(engine, inputs, -1 if loaded.card.pooling == "none" else request.normalize)
