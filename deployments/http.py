@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from deployments import fan_out
 from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
 from deployments.models import ModelEntry, ModelPool
 from deployments.settings import GatewaySettings
-from protocols import openai_chat, sse
+from protocols import openai_chat, openai_completions, sse
 from protocols.codec import Call, Codec, Encoder, Stamp
-from protocols.collect import Collector
+from protocols.collect import BatchCollector
 from protocols.errors import (
     ClientTooSlow,
     InternalError,
@@ -49,6 +50,7 @@ class HttpApp:
         self._settings = settings
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
+            "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
         }
@@ -126,8 +128,8 @@ class HttpApp:
         return endpoint
 
     async def _complete(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
-        collector = Collector(call.request.n)
-        async with aclosing(self._pool.stream(call.request)) as frames:
+        collector = BatchCollector([request.n for request in call.requests])
+        async with aclosing(fan_out.stream(self._pool, call)) as frames:
             async for frame in frames:
                 for event in frame.events:
                     collector.feed(event)
@@ -137,11 +139,11 @@ class HttpApp:
         encoder = codec.encoder(call, stamp)
         async with EventStream(send, encoder, self._settings) as out:
             try:
-                async with aclosing(self._pool.stream(call.request)) as frames:
+                async with aclosing(fan_out.stream(self._pool, call)) as frames:
                     async for frame in frames:
                         await out.write(frame)
             except ClientTooSlow as error:
-                logger.warning("request %s: cut off: %s", call.request.id, error.message)
+                logger.warning("request %s: cut off: %s", call.requests[0].id, error.message)
                 raise ClientGone from None
             except ServingError as error:
                 if not out.started:
@@ -151,7 +153,7 @@ class HttpApp:
                 if not out.started:
                     raise
                 # Headers are out, so the error travels as the dialect's own event; the detail goes to the log.
-                logger.exception("request %s failed mid-stream", call.request.id)
+                logger.exception("request %s failed mid-stream", call.requests[0].id)
                 await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
@@ -58,6 +59,16 @@ def total_usage(parts: list[Usage]) -> Usage:
         prompt_tokens=max(u.prompt_tokens for u in parts),
         completion_tokens=sum(u.completion_tokens for u in parts),
         cached_tokens=max(u.cached_tokens for u in parts),
+        reasoning_tokens=sum(u.reasoning_tokens for u in parts),
+    )
+
+
+def summed_usage(parts: Sequence[Usage]) -> Usage:
+    """The usage of several requests that were one call: all prompts, all completions."""
+    return Usage(
+        prompt_tokens=sum(u.prompt_tokens for u in parts),
+        completion_tokens=sum(u.completion_tokens for u in parts),
+        cached_tokens=sum(u.cached_tokens for u in parts),
         reasoning_tokens=sum(u.reasoning_tokens for u in parts),
     )
 
@@ -138,3 +149,27 @@ class Collector:
                 )
             )
         return Completion(tuple(choices), total_usage(usages), timings)
+
+
+class BatchCollector:
+    """The same for a call of several requests, whose choices are counted through; `counts` is how many each has."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._parts = [Collector(n) for n in counts]
+        self._of_choice = [(part, n) for part, count in zip(self._parts, counts, strict=True) for n in range(count)]
+
+    def feed(self, event: Event) -> None:
+        part, choice = self._of_choice[event.choice]
+        part.feed(event if choice == event.choice else msgspec.structs.replace(event, choice=choice))
+
+    def result(self) -> Completion:
+        """Without timings where there are several requests: they ran side by side."""
+        parts = [part.result() for part in self._parts]
+        if len(parts) == 1:
+            return parts[0]
+        choices = [choice for part in parts for choice in part.choices]
+        return Completion(
+            tuple(msgspec.structs.replace(choice, index=index) for index, choice in enumerate(choices)),
+            summed_usage([part.usage for part in parts]),
+            None,
+        )

@@ -207,7 +207,8 @@ def call_id(stamp: Stamp, choice: int, index: int) -> str:
 
 
 def _timings(finished: list[Finished]) -> bytes:
-    first: Timings | None = next((end.timings for end in finished if end.timings is not None), None)
+    ends = sorted(finished, key=lambda end: end.choice)
+    first: Timings | None = next((end.timings for end in ends if end.timings is not None), None)
     return b"" if first is None else b',"timings":' + _encode(OutTimings.of(first))
 
 

@@ -55,7 +55,7 @@ def conversation(wire: Body) -> tuple[tuple[Message, ...], bool]:
 
 def _continuation(value: object) -> bool | str | None:
     if value is None or isinstance(value, bool) or value in ("content", "reasoning_content"):
-        return value  # type: ignore[return-value]
+        return value
     raise InvalidRequest(
         "Invalid 'continue_final_message': expected true, false, 'content' or 'reasoning_content'.",
         param="continue_final_message",

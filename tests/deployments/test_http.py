@@ -99,7 +99,7 @@ async def test_an_unknown_path_is_404_and_says_what_there_is() -> None:
     assert response.status_code == 404
     assert error(response)["code"] == "not_found"
     assert error(response)["message"] == (
-        "There is no /v1/nothing here. Routes: /v1/chat/completions, /v1/models, /health."
+        "There is no /v1/nothing here. Routes: /v1/chat/completions, /v1/completions, /v1/models, /health."
     )
 
 
@@ -715,4 +715,4 @@ async def test_websockets_are_refused() -> None:
 def test_every_route_is_in_the_table() -> None:
     """The text of a 404 lists them: an operator sees all there is."""
     routes = HttpApp(ScriptedPool(), GatewaySettings())._routes
-    assert list(routes) == ["/v1/chat/completions", "/v1/models", "/health"]
+    assert list(routes) == ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health"]

@@ -17,6 +17,7 @@ from protocols.events import (
     State,
     TextDelta,
     Timings,
+    TokenLogprob,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
@@ -84,9 +85,43 @@ FAILING = frozenset(name for name, script in SCRIPTS.items() if isinstance(scrip
 COMPLETE = tuple(name for name in SCRIPTS if name not in FAILING)
 
 
+def _token(data: bytes, logprob: float, *top: tuple[bytes, float]) -> TokenLogprob:
+    return TokenLogprob(1, data, logprob, tuple(TokenLogprob(2, other, value) for other, value in top))
+
+
+LOGPROBS: tuple[Event, ...] = (
+    START,
+    TextDelta("Zü", (_token(b"Z", -0.25, (b"Z", -0.25), (b"B", -1.5)), _token(b"\xc3", -0.5), _token(b"\xbc", -1e-3))),
+    TextDelta("rich", (_token(b"rich", -2.0, (b"ri", -0.125), (b"\xff", -3.0)),)),
+    TextDelta("!"),
+    TextDelta("", (_token(b"", -0.75),)),
+    _end(),
+)
+"""A character of two tokens, text without a probability, and an end that has one but no text."""
+
+TWO_CHOICES: tuple[Event, ...] = (
+    START,
+    TextDelta("B", choice=1),
+    TextDelta("A", choice=0),
+    Finished("length", Usage(10, 1, 2), choice=1),
+    ToolCallStarted(0, "", "f"),
+    ToolCallDelta(0, '{"a":1}'),
+    ToolCallEnded(0),
+    ToolCallStarted(1, "", "g"),
+    ToolCallEnded(1),
+    Finished("tool_calls", Usage(10, 5, 2), None, TIMINGS),
+)
+"""Interleaved; the calls of the first have no ids."""
+
+
 @st.composite
-def legal_scripts(draw: st.DrawFn, n: int = 1, complete: bool = True, max_size: int = 12) -> tuple[Event, ...]:
-    """A random walk through `LEGAL`, choices interleaved. Never fails; `complete` finishes every choice."""
+def legal_scripts(
+    draw: st.DrawFn, n: int = 1, complete: bool = True, max_size: int = 12, logprobs: bool = False
+) -> tuple[Event, ...]:
+    """A random walk through `LEGAL`, choices interleaved. Never fails; `complete` finishes every choice.
+
+    With `logprobs`, deltas of text have some; of tokens that need not be whole characters.
+    """
     events: list[Event] = [Started(draw(st.integers(1, 1000)), 0)]
     states = [State.PREFILL] * n
     calls = [0] * n
@@ -96,6 +131,8 @@ def legal_scripts(draw: st.DrawFn, n: int = 1, complete: bool = True, max_size: 
         if not legal:
             continue
         event = draw(_event(draw(st.sampled_from(legal)), choice, calls))
+        if logprobs and isinstance(event, TextDelta):
+            event = TextDelta(event.text, draw(_LOGPROBS), choice)
         events.append(event)
         states[choice] = LEGAL[states[choice]][type(event)]
         if draw(st.integers(0, 9)) == 0 and Finished in LEGAL[states[choice]]:
@@ -111,6 +148,12 @@ def legal_scripts(draw: st.DrawFn, n: int = 1, complete: bool = True, max_size: 
 
 
 _TEXT = st.text(alphabet='aB é日\U0001f469\u200d\u2028\n\r\t\0"\\{}<', max_size=8)
+
+
+_VALUES = st.floats(-100, 0)
+_PIECES = st.sampled_from((b"a", b" b", b"\xc3", b"\xbc", b"\xf0\x9f", "日".encode(), b"")) | st.binary(max_size=3)
+_ALTERNATIVES = st.lists(st.builds(TokenLogprob, st.integers(0, 9), _PIECES, _VALUES), max_size=2).map(tuple)
+_LOGPROBS = st.lists(st.builds(TokenLogprob, st.integers(0, 9), _PIECES, _VALUES, _ALTERNATIVES), max_size=3).map(tuple)
 
 
 @st.composite

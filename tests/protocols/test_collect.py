@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.collect import Collector, Completion, total_usage
+from protocols.collect import BatchCollector, Collector, Completion, total_usage
 from protocols.errors import BackendLost, ContextOverflow
 from protocols.events import (
     Event,
@@ -135,3 +135,35 @@ def test_a_start_for_an_unknown_choice_is_illegal() -> None:
 
 def test_total_usage_counts_the_prompt_once() -> None:
     assert total_usage([Usage(10, 3, 2, 1), Usage(10, 4, 10, 0)]) == Usage(10, 7, 10, 1)
+
+
+def test_a_batch_is_folded_request_by_request() -> None:
+    collector = BatchCollector([1, 2])
+    for event in (
+        Started(3, 1),
+        Started(5, 0, 1),
+        TextDelta("b1", choice=2),
+        TextDelta("a"),
+        Finished("stop", Usage(3, 1, 1), None, TIMINGS),
+        TextDelta("b0", choice=1),
+        Finished("length", Usage(5, 2), choice=2),
+        Finished("stop", Usage(5, 4), choice=1),
+    ):
+        collector.feed(event)
+    completion = collector.result()
+    assert [(c.index, c.text, c.reason) for c in completion.choices] == [
+        (0, "a", "stop"),
+        (1, "b0", "stop"),
+        (2, "b1", "length"),
+    ]
+    assert completion.usage == Usage(8, 7, 1)
+    assert completion.timings is None
+
+
+def test_a_batch_of_one_is_that_one() -> None:
+    script = SCRIPTS["reasoning_then_text"]
+    batch, alone = BatchCollector([1]), Collector()
+    for event in script:
+        batch.feed(event)
+        alone.feed(event)
+    assert batch.result() == alone.result()

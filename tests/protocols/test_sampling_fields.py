@@ -49,7 +49,7 @@ def test_nothing_given_is_nothing_asked() -> None:
 
 
 def test_every_sampling_parameter_has_its_field() -> None:
-    numbers = {
+    numbers: dict[str, Any] = {
         name: 1
         for name in Sampling.__struct_fields__
         if name not in ("adaptive_decay", "dry_sequence_breakers", "samplers", "logit_bias")

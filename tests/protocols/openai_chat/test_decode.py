@@ -128,7 +128,7 @@ def test_what_asks_for_nothing_is_fine() -> None:
     ) == decode()  # fmt: skip
 
 
-def test_unknown_keys_are_ignored() -> None:
+def test_B92_unknown_keys_are_ignored() -> None:
     assert decode(user="u", metadata={"a": "b"}, store=True, parallel_tool_calls=True, from_2030=[1]) == decode()
 
 
@@ -139,7 +139,7 @@ def test_stop(stop: Any, expected: tuple[str, ...]) -> None:
     assert decode(stop=stop).stop == expected
 
 
-def test_max_completion_tokens_wins() -> None:
+def test_B66_max_completion_tokens_wins() -> None:
     assert decode(max_tokens=5).max_tokens == 5
     assert decode(max_completion_tokens=6).max_tokens == 6
     assert decode(max_tokens=5, max_completion_tokens=6).max_tokens == 6
@@ -205,15 +205,16 @@ def test_roles_and_a_tool_turn() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
-def test_an_assistant_message_may_be_empty(content: Any) -> None:
+def test_B72_an_assistant_message_may_be_empty(content: Any) -> None:
     assert messages(USER, {"role": "assistant", "content": content}, USER)[1] == Message("assistant")
     assert messages(USER, {"role": "assistant"}, USER)[1] == Message("assistant")
 
 
-def test_a_string_and_one_text_part_are_the_same() -> None:
-    for role in ("system", "user", "assistant"):
-        string = messages({"role": role, "content": "same"})
-        assert messages({"role": role, "content": [{"type": "text", "text": "same"}]}) == string
+def test_B73_a_string_and_one_text_part_are_the_same() -> None:
+    for role in ("system", "user", "assistant", "tool"):
+        string = messages({"role": role, "content": "same", "tool_call_id": "c"})
+        parts = [{"type": "text", "text": "same"}]
+        assert messages({"role": role, "content": parts, "tool_call_id": "c"}) == string
 
 
 def test_images() -> None:

@@ -30,29 +30,37 @@ from protocols.events import (
     Usage,
 )
 from protocols.openai_chat import CODEC, ChatOptions
-from protocols.request import ChatPrompt, Message, Request, TextPart
+from protocols.request import ChatPrompt, LogprobOptions, Message, Request, TextPart, ToolChoice
 from protocols.sse import SseParser
-from tests.protocols.scripts import COMPLETE, SCRIPTS, START, legal_scripts
+from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, START, TWO_CHOICES, legal_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
+AUTO = ToolChoice()
 STAMP = Stamp("0123456789abcdef", 1_700_000_000)
 
 
-def call(include_usage: bool = False, n: int = 1) -> Call[ChatOptions]:
-    prompt = ChatPrompt((Message("user", (TextPart("Hi"),)),))
-    return Call((Request("r1", 'mo"del/ü', prompt, n=n),), stream=True, options=ChatOptions(include_usage))
+def call(
+    include_usage: bool = False,
+    n: int = 1,
+    logprobs: bool = False,
+    progress: bool = False,
+    tool_choice: ToolChoice = AUTO,
+) -> Call[ChatOptions]:
+    prompt = ChatPrompt((Message("user", (TextPart("Hi"),)),), tool_choice=tool_choice)
+    request = Request("r1", 'mo"del/ü', prompt, n=n, logprobs=LogprobOptions(2) if logprobs else None)
+    return Call((request,), stream=True, options=ChatOptions(include_usage, progress))
 
 
-def stream(script: tuple[Event, ...], include_usage: bool = False, n: int = 1) -> bytes:
-    encoder = CODEC.encoder(call(include_usage, n), STAMP)
+def stream(script: tuple[Event, ...], include_usage: bool = False, n: int = 1, **options: Any) -> bytes:
+    encoder = CODEC.encoder(call(include_usage, n, **options), STAMP)
     return b"".join(encoder.feed(event) for event in script)
 
 
-def body(script: tuple[Event, ...], n: int = 1) -> bytes:
+def body(script: tuple[Event, ...], n: int = 1, **options: Any) -> bytes:
     collector = Collector(n)
     for event in script:
         collector.feed(event)
-    return CODEC.render(call(n=n), STAMP, collector.result())
+    return CODEC.render(call(n=n, **options), STAMP, collector.result())
 
 
 def goldens() -> dict[str, bytes]:
@@ -62,6 +70,14 @@ def goldens() -> dict[str, bytes]:
         files[f"{name}.usage.sse"] = stream(script, include_usage=True)
         if name in COMPLETE:
             files[f"{name}.json"] = body(script)
+    for name, script, options in (
+        ("logprobs", LOGPROBS, {"logprobs": True}),
+        ("two_choices", TWO_CHOICES, {"n": 2}),
+        ("named_tool", SCRIPTS["tool_call"], {"tool_choice": ToolChoice("required", "get_weather")}),
+    ):
+        files[f"{name}.sse"] = stream(script, **options)
+        files[f"{name}.json"] = body(script, **options)
+    files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], progress=True)
     for error in (
         ContextOverflow.of(9000, 8192),
         ModelNotFound("No model 'x'", param="model"),
@@ -94,7 +110,7 @@ def chunks(raw: bytes) -> list[dict[str, Any]]:
 def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     """What a client makes of the chunks: one message and finish reason per choice."""
     choices: list[dict[str, Any]] = [
-        {"role": None, "content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None}
+        {"role": None, "content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None, "logprobs": []}
         for _ in range(n)
     ]
     for part in parts:
@@ -102,6 +118,7 @@ def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
             choice = choices[delta["index"]]
             assert choice["finish_reason"] is None, "nothing follows the final delta of a choice"
             choice["finish_reason"] = delta["finish_reason"]
+            choice["logprobs"] += (delta["logprobs"] or {"content": []})["content"]
             for key, value in delta["delta"].items():
                 if key == "role":
                     assert choice["role"] is None, "the role comes once"
@@ -121,14 +138,16 @@ def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     return choices
 
 
-_CASES = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), legal_scripts(n), st.booleans()))
+_CASES = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), legal_scripts(n, logprobs=True), st.booleans()))
 
 
-@given(_CASES)
-def test_concatenated_deltas_are_the_body(case: tuple[int, tuple[Event, ...], bool]) -> None:
+@given(_CASES, st.booleans(), st.booleans(), st.sampled_from((ToolChoice(), ToolChoice("required", "f"))))
+def test_concatenated_deltas_are_the_body(
+    case: tuple[int, tuple[Event, ...], bool], logprobs: bool, progress: bool, tool_choice: ToolChoice
+) -> None:
     n, script, include_usage = case
-    parts = chunks(stream(script, include_usage, n))
-    whole = msgspec.json.decode(body(script, n))
+    parts = chunks(stream(script, include_usage, n, logprobs=logprobs, progress=progress, tool_choice=tool_choice))
+    whole = msgspec.json.decode(body(script, n, logprobs=logprobs, tool_choice=tool_choice))
     for index, choice in enumerate(fold(parts, n)):
         expected = whole["choices"][index]
         message = expected["message"]
@@ -138,6 +157,8 @@ def test_concatenated_deltas_are_the_body(case: tuple[int, tuple[Event, ...], bo
         assert choice["finish_reason"] == expected["finish_reason"]
         calls = [{"id": c["id"], "type": c["type"], **c["function"]} for c in message.get("tool_calls", [])]
         assert choice["tool_calls"] == calls
+        assert (expected["logprobs"] is not None) == logprobs
+        assert choice["logprobs"] == (expected["logprobs"] or {"content": []})["content"]
         assert (message["content"] is None) == (bool(calls) and not choice["content"])
     if include_usage:
         assert parts[-1]["choices"] == []
@@ -178,6 +199,108 @@ def test_the_role_comes_with_started_not_with_the_first_text() -> None:
     ]
     assert encoder.feed(TextDelta("")) == b""
     assert encoder.feed(Progress(1, 0, 10, 0.5)) == b""
+
+
+def test_B64_logprobs_are_in_the_official_shape() -> None:
+    first, second, *_, last = fold(chunks(stream(LOGPROBS, logprobs=True)), 1)[0]["logprobs"]
+    assert first == {
+        "token": "Z",
+        "bytes": [90],
+        "logprob": -0.25,
+        "top_logprobs": [
+            {"token": "Z", "bytes": [90], "logprob": -0.25},
+            {"token": "B", "bytes": [66], "logprob": -1.5},
+        ],
+    }
+    assert second == {"token": "", "bytes": [0xC3], "logprob": -0.5, "top_logprobs": []}
+    assert last == {"token": "", "bytes": [], "logprob": -0.75, "top_logprobs": []}
+
+
+def test_a_probability_without_text_has_a_delta_without_content() -> None:
+    *_, last, end = chunks(stream(LOGPROBS, logprobs=True))
+    assert last["choices"][0]["delta"] == {}
+    assert len(last["choices"][0]["logprobs"]["content"]) == 1
+    assert end["choices"][0]["finish_reason"] == "stop"
+    assert all(part["choices"][0]["logprobs"] is None for part in chunks(stream(LOGPROBS)))
+
+
+def test_calls_without_an_id_get_one_each() -> None:
+    calls = fold(chunks(stream(TWO_CHOICES, n=2)), 2)[0]["tool_calls"]
+    assert [call["id"] for call in calls] == ["call_0123456789abcdef0000", "call_0123456789abcdef0001"]
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "reason"),
+    [
+        (ToolChoice(), "tool_calls"),
+        (ToolChoice("required"), "tool_calls"),
+        (ToolChoice("required", "get_weather"), "stop"),
+    ],
+)
+def test_B45_the_finish_reason_is_the_same_in_both_modes(tool_choice: ToolChoice, reason: str) -> None:
+    script = SCRIPTS["tool_call"]
+    assert fold(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == reason
+    assert msgspec.json.decode(body(script, tool_choice=tool_choice))["choices"][0]["finish_reason"] == reason
+
+
+def test_B40_a_cut_call_ends_with_length() -> None:
+    script = (*SCRIPTS["tool_call"][:-1], Finished("length", Usage(10, 5)))
+    for tool_choice in (ToolChoice(), ToolChoice("required", "get_weather")):
+        assert fold(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == "length"
+
+
+def test_B38_each_call_has_its_own_index() -> None:
+    fragments = [
+        fragment
+        for part in chunks(stream(SCRIPTS["two_tool_calls"]))
+        for choice in part["choices"]
+        for fragment in choice["delta"].get("tool_calls", [])
+    ]
+    assert [fragment["index"] for fragment in fragments] == [0, 0, 1, 1]
+    assert [fragment["index"] for fragment in fragments if "id" in fragment] == [0, 1]
+
+
+def test_B47_B48_the_first_fragment_of_a_call_has_all_and_the_others_only_arguments() -> None:
+    parts = chunks(stream(SCRIPTS["tool_call"]))
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    first, *others = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    function = {"name": "get_weather", "arguments": ""}
+    assert first == [{"index": 0, "id": "call_a", "type": "function", "function": function}]
+    for (fragment,) in others:
+        assert set(fragment) == {"index", "function"}
+        assert set(fragment["function"]) == {"arguments"}
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["tool_calls"]
+
+
+def test_B60_no_delta_while_reasoning_is_null_or_empty() -> None:
+    first, *others = [part["choices"][0]["delta"] for part in chunks(stream(SCRIPTS["reasoning_then_text"]))]
+    assert first == {"role": "assistant", "content": ""}
+    assert others[:2] == [{"reasoning_content": "Let me"}, {"reasoning_content": " think."}]
+
+
+def test_B61_usage_is_one_chunk_of_its_own_and_only_where_asked_for() -> None:
+    with_usage = chunks(stream(SCRIPTS["text"], include_usage=True))
+    assert [part["usage"] is None for part in with_usage] == [True] * (len(with_usage) - 1) + [False]
+    assert with_usage[-1]["choices"] == []
+    assert not any("usage" in part for part in chunks(stream(SCRIPTS["text"])))
+
+
+def test_B63_the_index_says_whose_delta_it_is() -> None:
+    texts = ["", ""]
+    for part in chunks(stream(TWO_CHOICES, n=2)):
+        for choice in part["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    assert texts == ["A", "B"]
+
+
+def test_prompt_progress_is_a_chunk_where_asked_for() -> None:
+    parts = chunks(stream(SCRIPTS["reasoning_then_text"], progress=True))
+    assert [part["prompt_progress"] for part in parts if "prompt_progress" in part] == [
+        {"total": 10, "cache": 2, "processed": 2, "time_ms": 0.0},
+        {"total": 10, "cache": 2, "processed": 10, "time_ms": 16.0},
+    ]
+    assert "role" in parts[0]["choices"][0]["delta"]
+    assert not any("prompt_progress" in part for part in chunks(stream(SCRIPTS["reasoning_then_text"])))
 
 
 def test_the_end_comes_once() -> None:
@@ -248,6 +371,12 @@ def test_timings() -> None:
         "predicted_per_token_ms": 10.0,
         "predicted_per_second": 100.0,
     }
+
+
+def test_guesses_are_counted_where_there_were_any() -> None:
+    _, timings = numbers(Usage(10, 5), Timings(2, 8, 16.0, 5, 40.0, draft_n=7, draft_n_accepted=0))
+    assert timings is not None
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 0)
 
 
 @pytest.mark.parametrize("predicted_n", [0, 1])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
@@ -25,29 +24,10 @@ from protocols.openai_chat import CODEC
 from protocols.sse import CONTENT_TYPE
 from tests.protocols.openai_chat.test_encode import STAMP, body
 from tests.protocols.scripts import COMPLETE, SCRIPTS
+from tests.protocols.wire import Wire
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 SEEDS = range(4)
-
-
-class _Wire(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """Bytes in pieces of random size; keep-alives may come between any two events."""
-
-    def __init__(self, raw: bytes, seed: int) -> None:
-        rng = random.Random(seed)
-        longest = rng.choice((1, 3, 40, 10_000))
-        self._pieces = []
-        while raw:
-            size = rng.randint(1, longest)
-            self._pieces.append(raw[:size])
-            raw = raw[size:]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._pieces)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
 
 
 def server(script: tuple[Event, ...], seed: int) -> Callable[[httpx2.Request], httpx2.Response]:
@@ -57,10 +37,10 @@ def server(script: tuple[Event, ...], seed: int) -> Callable[[httpx2.Request], h
         assert request.url.path == "/v1/chat/completions"
         call = CODEC.decode(request.read(), "r1")
         if not call.stream:
-            return httpx2.Response(200, headers={"content-type": "application/json"}, stream=_Wire(body(script), seed))
+            return httpx2.Response(200, headers={"content-type": "application/json"}, stream=Wire(body(script), seed))
         encoder = CODEC.encoder(call, STAMP)
         raw = b"".join(encoder.keepalive() + encoder.feed(event) for event in script)
-        return httpx2.Response(200, headers={"content-type": CONTENT_TYPE}, stream=_Wire(raw, seed))
+        return httpx2.Response(200, headers={"content-type": CONTENT_TYPE}, stream=Wire(raw, seed))
 
     return handle
 
