@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from protocols.calls import AnswerT, Question
+from protocols.errors import InvalidRequest, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
 
@@ -17,6 +18,16 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     id: str
     created: int
+
+
+def the_only_model(pool: ModelPool) -> str:
+    """For whoever names none. Raises `InvalidRequest`, naming what there is, where that leaves a choice."""
+    ids = [entry.id for entry in pool.models()]
+    if not ids:
+        raise Unavailable("There is no model here yet.", retry_after_s=1.0)
+    if len(ids) > 1:
+        raise InvalidRequest(f"Say in 'model' which one is asked: {', '.join(ids)}.", param="model")
+    return ids[0]
 
 
 class ModelPool(Protocol):

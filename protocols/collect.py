@@ -95,10 +95,8 @@ class Collector:
     def done(self) -> bool:
         return self._order.done
 
-    def feed_frame(self, frame: Frame) -> None:
-        for event in frame.events:
-            self.feed(event)
-        self._choices[frame.choice].tokens.extend(frame.tokens)
+    def add_tokens(self, tokens: Sequence[int], choice: int) -> None:
+        self._choices[choice].tokens.extend(tokens)
 
     def feed(self, event: Event) -> None:
         self._order.feed(event)
@@ -161,6 +159,12 @@ class BatchCollector:
     def feed(self, event: Event) -> None:
         part, choice = self._of_choice[event.choice]
         part.feed(event if choice == event.choice else msgspec.structs.replace(event, choice=choice))
+
+    def feed_frame(self, frame: Frame) -> None:
+        for event in frame.events:
+            self.feed(event)
+        part, choice = self._of_choice[frame.choice]
+        part.add_tokens(frame.tokens, choice)
 
     def result(self) -> Completion:
         """Without timings where there are several requests: they ran side by side."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, assert_never
 
-from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, LoraScale, Request, Sampling, TokenBias
+from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, Request, Sampling, TokenBias
 
 _RANDOM_SEED = 0xFFFFFFFF
 _KINDS = {"token": 0, "word": 1, "pattern": 2, "pattern_full": 3}
@@ -13,26 +13,31 @@ _KINDS = {"token": 0, "word": 1, "pattern": 2, "pattern_full": 3}
 
 def generation_settings(request: Request, sampling: Sampling, *, stream: bool, timings: bool) -> dict[str, Any]:
     """Of one request. `sampling` is the engine's view of it."""
-    settings = short_settings(sampling, request.max_tokens)
-    settings["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers or ())
-    settings["stop"] = list(request.stop)
-    settings["n_keep"] = request.slot.keep
-    settings["n_discard"] = request.slot.discard
-    settings["ignore_eos"] = request.ignore_eos
-    settings["stream"] = stream
     # Minus infinity is `null` in JSON.
-    settings["logit_bias"] = [
+    biases = [
         {"bias": bias.bias if math.isfinite(bias.bias) else None, "token": bias.token}
         for bias in sampling.logit_bias or ()
         if isinstance(bias, TokenBias)
     ]
-    settings |= _grammar(request.constraint)
-    settings["timings_per_token"] = timings
-    if request.logprobs is not None:
-        settings["n_probs"] = request.logprobs.top
-        settings["post_sampling_probs"] = request.logprobs.after_sampling
-    settings["lora"] = lora_list(request.lora or ())
-    return settings
+    behind: dict[str, dict[str, Any]] = {
+        "dry_penalty_last_n": {"dry_sequence_breakers": list(sampling.dry_sequence_breakers or ())},
+        "adaptive_decay": {"stop": list(request.stop)},
+        "stream": {"logit_bias": biases},
+        "min_keep": _grammar(request.constraint),
+    }
+    settings: dict[str, Any] = {}
+    for name, value in short_settings(sampling, request.max_tokens).items():
+        settings |= {name: value} | behind.get(name, {})
+    return settings | {
+        "n_keep": request.slot.keep,
+        "n_discard": request.slot.discard,
+        "ignore_eos": request.ignore_eos,
+        "stream": stream,
+        "n_probs": 0 if request.logprobs is None else request.logprobs.top,
+        "timings_per_token": timings,
+        "post_sampling_probs": request.logprobs is not None and request.logprobs.after_sampling,
+        "lora": [{"id": item.id, "scale": item.scale} for item in request.lora or ()],
+    }
 
 
 def short_settings(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
@@ -82,10 +87,6 @@ def short_settings(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]
         "backend_sampling": False,
         "lora": [],
     }
-
-
-def lora_list(scales: tuple[LoraScale, ...]) -> list[dict[str, Any]]:
-    return [{"id": item.id, "scale": item.scale} for item in scales]
 
 
 def _grammar(constraint: Constraint | None) -> dict[str, Any]:
