@@ -28,8 +28,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-import msgspec
-
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -40,6 +38,8 @@ from protocols.calls import (
     SlotFile,
     SlotState,
 )
+from protocols.card import BackendStats as BackendStats
+from protocols.card import ModelCard as ModelCard
 from protocols.errors import NotSupported
 from protocols.events import Frame
 from protocols.request import ChatPrompt, LoraScale, Request
@@ -49,54 +49,12 @@ class BackendStartError(Exception):
     """The model cannot be loaded; the message is one line for the operator."""
 
 
-class ModelCard(msgspec.Struct, frozen=True):
-    """A loaded model. `context_length` is the room of one request, in tokens; `slots` is how many run at once.
-
-    `tasks` are those of "generate", "embed" and "rerank" that it does; a model that only does the latter two takes
-    inputs of `context_length`. `embedding_length` is how many numbers a vector has, and `pooling` how the vectors of
-    an input's tokens become one: with "none" they do not, and an input has as many vectors as tokens.
-    """
-
-    context_length: int
-    slots: int
-    engine: str
-    vocab_size: int = 0
-    parameters: int = 0
-    file_bytes: int = 0
-    chat_template: str = ""
-    tasks: tuple[str, ...] = ("generate",)
-    embedding_length: int = 0
-    pooling: str = ""
-
-
-class BackendStats(msgspec.Struct, frozen=True):
-    """A snapshot for routing, scaling and tests. Counts are requests unless they say tokens; totals only ever grow.
-
-    `uncached_tokens_queued` is what there is to compute before every request there is, waiting or running, generates:
-    prompts without the beginnings that are cached or another one is to compute first. Of those waiting, an estimate.
-    Embeddings and rankings count as requests and prompt tokens too; `running` ones need no slot.
-    """
-
-    slots: int
-    running: int
-    waiting: int
-    queued_prompt_tokens: int = 0
-    uncached_tokens_queued: int = 0
-    kv_tokens_used: int = 0
-    kv_tokens_capacity: int = 0
-    prompt_cache_tokens: int = 0
-    prompt_cache_bytes: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    steps_total: int = 0
-    prefill_tokens_per_s: float = 0.0
-    draft_tokens_total: int = 0
-    draft_accepted_total: int = 0
-
-
 class Backend(Protocol):
     async def start(self) -> ModelCard: ...
+
+    def card(self) -> ModelCard:
+        """What `start` returned."""
+        ...
 
     def generate(self, request: Request) -> AsyncGenerator[Frame, None]: ...
 

@@ -23,13 +23,26 @@ from backends.base import BackendStats, ModelCard, Unsupported
 from backends.output.stops import StopMatcher
 from protocols.calls import Adapter, Embedding, EmbeddingRequest, Relevance, RerankRequest, SlotFile, SlotState
 from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, NotSupported, ServingError, Unavailable
-from protocols.events import Event, Failed, Finished, FinishReason, Frame, Started, TextDelta, Timings, Usage
+from protocols.events import (
+    Echo,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Frame,
+    Progress,
+    Started,
+    TextDelta,
+    Timings,
+    Usage,
+)
 from protocols.request import (
     ChatPrompt,
     ImagePart,
     InfillPrompt,
     LoraScale,
     Message,
+    MixedPrompt,
     Prompt,
     Request,
     TextPrompt,
@@ -99,6 +112,23 @@ def prompt_length(prompt: Prompt) -> int:
             return sum(len(text.split()) for text in (prefix, suffix, start, *(f.text for f in files))) or 1
         case TokenPrompt(tokens=tokens):
             return len(tokens) or 1
+        case MixedPrompt(parts=parts):
+            return sum(len(part.split()) if isinstance(part, str) else 1 for part in parts) or 1
+
+
+def _shown_prompt(prompt: Prompt) -> str:
+    """Of tokens, their numbers: there is no vocabulary."""
+    match prompt:
+        case ChatPrompt(messages=messages):
+            return "\n".join(f"{message.role}: {message.text}" for message in messages)
+        case TextPrompt(text=text):
+            return text
+        case InfillPrompt(prefix=prefix, suffix=suffix, start=start):
+            return f"{prefix}{start}{suffix}"
+        case TokenPrompt(tokens=tokens):
+            return " ".join(map(str, tokens))
+        case MixedPrompt(parts=parts):
+            return " ".join(map(str, parts))
 
 
 def _message_length(message: Message) -> int:
@@ -118,7 +148,7 @@ def token_at(key: int, position: int, choice: int = 0) -> int:
     return crc32(b"%d:%d" % (choice, position), key) % VOCAB_SIZE
 
 
-def vector(prompt: TextPrompt | TokenPrompt, length: int) -> list[float]:
+def vector(prompt: TextPrompt | TokenPrompt | MixedPrompt, length: int) -> list[float]:
     """Of the Euclidean norm 1, and a function of `prompt` alone."""
     key = crc32(msgspec.json.encode(prompt))
     values = [token_at(key, position) - VOCAB_SIZE / 2 + 0.25 for position in range(length)]  # never 0
@@ -130,6 +160,8 @@ class _Source(Protocol):
     """A request's answer, one engine step at a time. No frames from an answer that is not `done` means it hangs."""
 
     done: bool
+    slot: int
+    """Which one it has, once it runs."""
 
     def step(self) -> list[Frame]: ...
 
@@ -148,6 +180,7 @@ class _Choice:
         self._limit = settings.tokens if ends_itself else room
         if request.max_tokens is not None:
             self._limit = min(request.max_tokens, room)
+        self._fills_context = not ends_itself and self._limit == room
         self._key = answer_key(request, adapters)
         self._piece = settings.piece
         self._stops = StopMatcher(request.stop)
@@ -157,6 +190,10 @@ class _Choice:
     @property
     def stop_sequence(self) -> str | None:
         return self._stops.matched
+
+    @property
+    def truncated(self) -> bool:
+        return self.reason == "length" and self._fills_context
 
     @property
     def ended(self) -> bool:
@@ -194,6 +231,9 @@ class _Generated:
         if request.n > 1 and request.resume:
             raise InvalidRequest("A request with several choices cannot be resumed", param="n")
         self.done = False
+        self.slot = -1
+        self._extras = request.extras
+        self._echo = Echo(_shown_prompt(request.prompt), request.sampling) if request.extras.echo else None
         self._fault = fault
         self._clock = clock
         self._choices = [_Choice(request, settings, index, self.prompt_tokens, adapters) for index in range(request.n)]
@@ -208,13 +248,19 @@ class _Generated:
         self._steps += 1
         if self._steps == 1:
             self._admitted = self._clock()
-            return [Frame((Started(self.prompt_tokens, cached_tokens=0),))]
-        self._first_token = self._first_token or self._clock()
-        return [self._frame(choice) for choice in list(self._choices)]
+            return [Frame((Started(self.prompt_tokens, cached_tokens=0, echo=self._echo),))]
+        progress: list[Frame] = []
+        if not self._first_token:
+            self._first_token = self._clock()
+            if self._extras.progress:
+                ms = (self._first_token - self._admitted) * 1000
+                progress = [Frame((Progress(self.prompt_tokens, 0, self.prompt_tokens, ms),))]
+        return progress + [self._frame(choice) for choice in list(self._choices)]
 
     def _frame(self, choice: _Choice) -> Frame:
         text, tokens = choice.advance()
-        events: list[Event] = [TextDelta(text, choice=choice.index)] if text else []
+        timings = self._timings(choice) if self._extras.timings else None
+        events: list[Event] = [TextDelta(text, choice=choice.index, timings=timings)] if text else []
         if choice.ended:
             events.append(self._finished(choice))
             self._choices.remove(choice)
@@ -227,14 +273,20 @@ class _Generated:
             # A resumed answer is one answer: its usage counts what the lost replica generated too.
             Usage(self.prompt_tokens, choice.position),
             choice.stop_sequence,
-            Timings(
-                cache_n=0,
-                prompt_n=self.prompt_tokens,
-                prompt_ms=(self._first_token - self._admitted) * 1000,
-                predicted_n=choice.position,
-                predicted_ms=(self._clock() - self._first_token) * 1000,
-            ),
+            self._timings(choice),
             choice.index,
+            self.slot,
+            self.prompt_tokens + choice.position,
+            choice.truncated,
+        )
+
+    def _timings(self, choice: _Choice) -> Timings:
+        return Timings(
+            cache_n=0,
+            prompt_n=self.prompt_tokens,
+            prompt_ms=(self._first_token - self._admitted) * 1000,
+            predicted_n=choice.position,
+            predicted_ms=(self._clock() - self._first_token) * 1000,
         )
 
 
@@ -244,6 +296,7 @@ class _Scripted:
     def __init__(self, script: Iterable[Event | Frame]) -> None:
         self._frames = deque(f if isinstance(f, Frame) else Frame((f,), choice=f.choice) for f in script)
         self.done = not self._frames
+        self.slot = -1
 
     def step(self) -> list[Frame]:
         frame = self._frames.popleft()
@@ -299,6 +352,9 @@ class FakeBackend(Unsupported):
     async def start(self) -> ModelCard:
         self._loop = asyncio.get_running_loop()
         self._dead = ""
+        return self.card()
+
+    def card(self) -> ModelCard:
         return ModelCard(
             self._settings.context_length,
             self._settings.slots,
@@ -471,7 +527,7 @@ class FakeBackend(Unsupported):
             stream = next(iter(self._waiting))
             del self._waiting[stream]
             self._running[stream] = self._prefilling[stream] = None
-            stream.slot = heappop(self._free_slots)
+            stream.slot = stream.source.slot = heappop(self._free_slots)
             stream.ready_at = loop.time() + self._settings.ttft_s
             self._prompt_tokens_total += stream.prompt_tokens
             self._advance(stream)

@@ -28,9 +28,10 @@ from deployments import ray_compat
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
 from deployments.models import ModelEntry
-from deployments.replica import HANDED_OVER, decode_frame
+from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.policy import RoutingHint, estimate_tokens
 from deployments.settings import GatewaySettings
+from protocols.calls import AnswerT, EmbeddingRequest, Question
 from protocols.errors import (
     BackendLost,
     DeadlineExceeded,
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
 """gRPC's own cap is 4 MiB unless every node was started with a higher one: larger requests go by the object store."""
+
+_ANSWER_GROWTH = 8
+"""An answer has at most so many times the bytes of its question."""
 
 LATE_FRAMES_S = 5.0
 """How long the last frames may trail the handle's acknowledgement: they are two connections."""
@@ -103,6 +107,45 @@ class Dispatcher:
                 if delivered or last_try or not isinstance(error, BackendLost):
                     raise
                 logger.warning("request %s: %s; trying another replica", request.id, error.message)
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        await self.catalog.find(call.model)
+        retries = self._settings.retries if call.repeatable else 0
+        while True:
+            try:
+                return decode_answer(call, await self._ask(call))
+            except BackendLost as error:
+                if not retries:
+                    raise
+                retries -= 1
+                logger.warning("request %s: %s; asking another replica", call.id, error.message)
+
+    async def _ask(self, call: Question[Any]) -> bytes:
+        """One call of one replica: its reply, or the error that the call ended with."""
+        payload = _encoder.encode(call)
+        # Vectors, and the tokens of a long text, are larger than what they are made of.
+        large = isinstance(call, EmbeddingRequest) or _ANSWER_GROWTH * len(payload) > GRPC_REQUEST_LIMIT_BYTES
+        handle = ray_compat.unary_handle(self._handle(call.model), by_reference=large)
+        hint = RoutingHint(estimate_tokens(len(payload), max_tokens=1))
+        # As in `_attempt`: a context of its own, and so a cancellation of our own.
+        response: Any = contextvars.Context().run(handle.call.remote, payload, hint=hint)
+        try:
+            async with asyncio.timeout(self._settings.first_frame_timeout_s):
+                reply: bytes = await response
+                return reply
+        except TimeoutError:
+            response.cancel()
+            raise DeadlineExceeded(
+                f"No replica answered within {self._settings.first_frame_timeout_s:g} seconds."
+            ) from None
+        except asyncio.CancelledError:
+            response.cancel()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise BackendLost("The call to the model's replica was cancelled.") from None
+        except Exception as error:
+            raise serving_error(error, call.model) from None
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Frame, None]:
         """One call of one replica. Raises whatever it ends with other than `Finished`."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from deployments.models import ModelPool
 from protocols.codec import Call
 from protocols.events import Frame
 from protocols.request import Request
+
+Run = Callable[[Request], AsyncGenerator[Frame, None]]
 
 AT_ONCE = 16
 """Requests of one call that run at a time: one client with many prompts is not to fill a model's queue alone."""
@@ -21,20 +22,20 @@ _AHEAD = 16
 """Frames that may wait for a client that reads slowly, before the requests wait as well."""
 
 
-def stream(pool: ModelPool, call: Call[Any]) -> AsyncGenerator[Frame, None]:
+def stream(run: Run, call: Call[Any]) -> AsyncGenerator[Frame, None]:
     """The frames of all requests of `call`. The first error of any of them is raised, and ends the others.
 
     Closing the generator cancels them all.
     """
-    return pool.stream(call.request) if len(call.requests) == 1 else _side_by_side(pool, call.requests)
+    return run(call.request) if len(call.requests) == 1 else _side_by_side(run, call.requests)
 
 
-async def _side_by_side(pool: ModelPool, requests: Sequence[Request]) -> AsyncGenerator[Frame, None]:
+async def _side_by_side(run: Run, requests: Sequence[Request]) -> AsyncGenerator[Frame, None]:
     frames: asyncio.Queue[Frame | Exception | None] = asyncio.Queue(_AHEAD)
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def run(request: Request, first_choice: int) -> None:
-        async with places, aclosing(pool.stream(request)) as own:
+    async def run_one(request: Request, first_choice: int) -> None:
+        async with places, aclosing(run(request)) as own:
             async for frame in own:
                 await frames.put(_moved(frame, first_choice) if first_choice else frame)
 
@@ -43,7 +44,7 @@ async def _side_by_side(pool: ModelPool, requests: Sequence[Request]) -> AsyncGe
             async with asyncio.TaskGroup() as group:
                 first_choice = 0
                 for request in requests:
-                    group.create_task(run(request, first_choice))
+                    group.create_task(run_one(request, first_choice))
                     first_choice += request.n
         except ExceptionGroup as errors:
             await frames.put(errors.exceptions[0])

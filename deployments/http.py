@@ -9,16 +9,17 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
-from deployments import fan_out, response_store
+from deployments import content_encoding, fan_out, response_store
 from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
-from deployments.models import ModelEntry, ModelPool
+from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
-from protocols import openai_chat, openai_completions, openai_responses, sse
-from protocols.codec import Call, Codec, Encoder, Stamp
+from protocols import llamacpp_native, openai_chat, openai_completions, openai_responses, sse
+from protocols.codec import Call, Codec, Encoder, Reader, Stamp, frame_feed
 from protocols.collect import BatchCollector
 from protocols.errors import (
     ClientTooSlow,
@@ -27,8 +28,10 @@ from protocols.errors import (
     ModelNotFound,
     NotFound,
     ServingError,
+    UnsupportedMediaType,
 )
 from protocols.events import Failed, Frame
+from protocols.llamacpp_native import questions
 from protocols.openai_responses import RESPONSE_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -56,7 +59,30 @@ class HttpApp:
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
             "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
             "/v1/models": {"GET": self._models},
+            "/v1/embeddings": {"POST": self._ask(questions.openai_embeddings, openai_chat.CODEC)},
+            "/v1/rerank": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
+            "/v1/reranking": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
+            "/v1/health": {"GET": self._health},
+            # Without a prefix, everything is in the manner of llama.cpp.
+            "/": {"GET": self._health},
             "/health": {"GET": self._health},
+            "/api/hello": {"GET": self._health},  # Claude Code looks here whether anybody is at home
+            "/models": {"GET": self._models},
+            "/completion": {"POST": self._generate(llamacpp_native.COMPLETION)},
+            "/completions": {"POST": self._generate(llamacpp_native.COMPLETION)},
+            "/infill": {"POST": self._generate(llamacpp_native.INFILL)},
+            "/chat/completions": {"POST": self._generate(llamacpp_native.CHAT)},
+            "/embedding": {"POST": self._ask(questions.embeddings)},
+            "/embeddings": {"POST": self._ask(questions.embeddings)},
+            "/rerank": {"POST": self._ask(questions.rerank)},
+            "/reranking": {"POST": self._ask(questions.rerank)},
+            "/tokenize": {"POST": self._ask(questions.tokenize)},
+            "/detokenize": {"POST": self._ask(questions.detokenize)},
+            "/apply-template": {"POST": self._ask(questions.apply_template)},
+            "/props": {"GET": self._ask(questions.props)},
+            "/slots": {"GET": self._ask(questions.slots)},
+            "/slots/{id}": {"POST": self._slot_action},
+            "/lora-adapters": {"GET": self._ask(questions.adapters), "POST": self._ask(questions.set_adapters)},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +97,7 @@ class HttpApp:
         except ServingError as error:
             # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
-            await _send_error(send, error, openai_chat.CODEC, allow)
+            await _send_error(send, error, _dialect(scope["path"]), allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -83,6 +109,8 @@ class HttpApp:
             methods = {"GET": self._model}
         if methods is None and path.startswith("/v1/responses/"):
             methods = self._stored_response(path)
+        if methods is None and path.startswith("/slots/"):
+            methods = self._routes["/slots/{id}"]
         if methods is None:
             raise NotFound(f"There is no {path} here. Routes: {', '.join(self._routes)}.")
         endpoint = methods.get("GET" if method == "HEAD" else method)
@@ -125,6 +153,26 @@ class HttpApp:
             case _:
                 return None
 
+    # --- one question, one answer ---
+
+    def _ask(self, read: Reader, codec: Codec[Any] = llamacpp_native.COMPLETION) -> Endpoint:
+        """`codec` words the errors. The model stands in the body, or where there is none in the query."""
+
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            async with _errors_answered(send, codec, scope[REQUEST_ID]):
+                ask = read(await self._body(scope, receive), scope[REQUEST_ID])
+                model = ask.question.model or _query(scope, "model") or the_only_model(self._pool)
+                question = msgspec.structs.replace(ask.question, model=model)
+                async with _cancelled_when_client_leaves(receive):
+                    answer = await self._pool.call(question)
+                await _send_json(send, 200, ask.render(answer, model))
+
+        return endpoint
+
+    async def _slot_action(self, scope: Scope, receive: Receive, send: Send) -> None:
+        action = questions.slot_action(scope["path"].removeprefix("/slots/"), _query(scope, "action"))
+        await self._ask(action)(scope, receive, send)
+
     # --- generation ---
 
     def _generate(self, codec: Codec[Any], memory: ResponseMemory | None = None) -> Endpoint:
@@ -132,13 +180,12 @@ class HttpApp:
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             request_id = scope[REQUEST_ID]
-            try:
-                body = await read_body(receive, self._settings.max_body_bytes)
-                if body is None:
-                    raise ClientGone
+            async with _errors_answered(send, codec, request_id):
+                body = await self._body(scope, receive)
                 call = codec.decode(body, request_id) if memory is None else await memory.decode(body, request_id)
+                call = self._addressed(call)
                 stamp = Stamp(secrets.token_hex(12), int(time.time()))
-                frames = fan_out.stream(self._pool, call)
+                frames = fan_out.stream(self._pool.stream, call)
                 if memory is not None:
                     frames = memory.recorded(call, stamp, frames)
                 async with _cancelled_when_client_leaves(receive):
@@ -146,16 +193,21 @@ class HttpApp:
                         await self._stream(codec, call, stamp, frames, send)
                     else:
                         await self._complete(codec, call, stamp, frames, send)
-            except ServingError as error:
-                await _send_error(send, error, codec)
-            except (ClientGone, asyncio.CancelledError):
-                raise
-            except Exception:
-                # The last boundary before the client: the detail goes to the log.
-                logger.exception("request %s failed", request_id)
-                await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
 
         return endpoint
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        body = await read_body(scope, receive, self._settings.max_body_bytes)
+        if body is None:
+            raise ClientGone
+        return body
+
+    def _addressed(self, call: Call[Any]) -> Call[Any]:
+        if all(request.model for request in call.requests):
+            return call
+        model = the_only_model(self._pool)
+        requests = tuple(msgspec.structs.replace(request, model=model) for request in call.requests)
+        return msgspec.structs.replace(call, requests=requests)
 
     async def _complete(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
@@ -163,8 +215,7 @@ class HttpApp:
         collector = BatchCollector([request.n for request in call.requests])
         async with aclosing(frames):
             async for frame in frames:
-                for event in frame.events:
-                    collector.feed(event)
+                collector.feed_frame(frame)
         await _send_json(send, 200, codec.render(call, stamp, collector.result()))
 
     async def _stream(
@@ -202,6 +253,7 @@ class EventStream:
     def __init__(self, send: Send, encoder: Encoder, settings: GatewaySettings) -> None:
         self._send = send
         self._encoder = encoder
+        self._feed = frame_feed(encoder)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -230,8 +282,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def write(self, frame: Frame) -> None:
-        feed = self._encoder.feed
-        await self._put(b"".join([feed(event) for event in frame.events]))
+        await self._put(self._feed(frame))
 
     async def fail(self, error: ServingError) -> None:
         await self._put(self._encoder.feed(Failed(error.info)))
@@ -276,6 +327,32 @@ _STREAM_HEADERS = [
     # nginx, as an ingress, would otherwise collect the stream: https://nginx.org/en/docs/http/ngx_http_proxy_module.html
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@asynccontextmanager
+async def _errors_answered(send: Send, codec: Codec[Any], request_id: str) -> AsyncIterator[None]:
+    """What the block raises before its answer has begun is the answer."""
+    try:
+        yield
+    except ServingError as error:
+        await _send_error(send, error, codec)
+    except (ClientGone, asyncio.CancelledError):
+        raise
+    except Exception:
+        # The last boundary before the client: the detail goes to the log.
+        logger.exception("request %s failed", request_id)
+        await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
+
+
+def _dialect(path: str) -> Codec[Any]:
+    """Whose words an error is told in where there is no endpoint to say so."""
+    return openai_chat.CODEC if path.startswith("/v1/") else llamacpp_native.COMPLETION
+
+
+def _query(scope: Scope, name: str) -> str:
+    """The last value of a query parameter; "" without it."""
+    values: list[str] = parse_qs(scope["query_string"].decode("latin-1")).get(name, [""])
+    return values[-1]
 
 
 @asynccontextmanager
@@ -338,6 +415,9 @@ async def _send_error(
     headers = list(extra)
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if isinstance(error, UnsupportedMediaType):
+        # RFC 9110, 15.5.16: this header "ought to be used to indicate which … codings would have been accepted".
+        headers.append((b"accept-encoding", content_encoding.ACCEPTED.encode()))
     await _send_json(send, error.status, codec.error(error), headers)
 
 

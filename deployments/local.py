@@ -11,10 +11,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import uvicorn
 
 from backends import create
+from backends.answers import answer
 from backends.base import Backend
 from deployments.config import OurParts
 from deployments.http import build_app
 from deployments.models import ModelEntry
+from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import ModelNotFound, Overloaded
 from protocols.events import Frame
 from protocols.request import Request
@@ -34,18 +36,31 @@ class LocalPool:
         return [ModelEntry(name, self._created) for name in sorted(self._backends)]
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        backend = self._backends.get(request.model)
-        if backend is None:
-            known = ", ".join(sorted(self._backends)) or "none"
-            raise ModelNotFound(f"The model '{request.model}' does not exist. Available: {known}.", param="model")
-        stats = backend.stats()
-        if stats.running + stats.waiting >= stats.slots + self._waiting_limits[request.model]:
-            raise Overloaded(
-                f"Too many requests are waiting for the model '{request.model}'. Try again shortly.", retry_after_s=1.0
-            )
+        backend = self._backend(request.model)
+        self._check_room(backend, request.model)
         async with aclosing(backend.generate(request)) as frames:
             async for frame in frames:
                 yield frame
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        backend = self._backend(call.model)
+        if isinstance(call, EmbeddingRequest | RerankRequest):  # the others wait for no computation
+            self._check_room(backend, call.model)
+        return await answer(backend, call)
+
+    def _backend(self, model: str) -> Backend:
+        backend = self._backends.get(model)
+        if backend is None:
+            known = ", ".join(sorted(self._backends)) or "none"
+            raise ModelNotFound(f"The model '{model}' does not exist. Available: {known}.", param="model")
+        return backend
+
+    def _check_room(self, backend: Backend, model: str) -> None:
+        stats = backend.stats()
+        if stats.running + stats.waiting >= stats.slots + self._waiting_limits[model]:
+            raise Overloaded(
+                f"Too many requests are waiting for the model '{model}'. Try again shortly.", retry_after_s=1.0
+            )
 
 
 @asynccontextmanager

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from protocols.calls import AnswerT, Question
+from protocols.errors import InvalidRequest, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
 
@@ -18,6 +20,16 @@ class ModelEntry(msgspec.Struct, frozen=True):
     created: int
 
 
+def the_only_model(pool: ModelPool) -> str:
+    """For whoever names none. Raises `InvalidRequest`, naming what there is, where that leaves a choice."""
+    ids = [entry.id for entry in pool.models()]
+    if not ids:
+        raise Unavailable("There is no model here yet.", retry_after_s=1.0)
+    if len(ids) > 1:
+        raise InvalidRequest(f"Say in 'model' which one is asked: {', '.join(ids)}.", param="model")
+    return ids[0]
+
+
 class ModelPool(Protocol):
     def models(self) -> Sequence[ModelEntry]:
         """All models, in order of their ids. Never waits and never wakes one."""
@@ -27,3 +39,10 @@ class ModelPool(Protocol):
 
         Closing the generator cancels the request wherever it is.
         """
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        """The answer to one of `protocols.calls.ModelCall`. Raises `ServingError`.
+
+        Cancelling it cancels the call wherever it is.
+        """
+        ...

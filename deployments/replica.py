@@ -10,23 +10,36 @@ from typing import Any
 import msgspec
 
 from backends import create
+from backends.answers import answer
 from backends.base import BackendStats, ModelCard
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
-from protocols.errors import BackendLost, InternalError, InvalidRequest, ServingError
+from protocols.calls import AnswerT, ModelCall, Question
+from protocols.errors import BackendLost, ErrorInfo, InternalError, InvalidRequest, ServingError
 from protocols.events import Failed, Frame
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
 
 _request = msgspec.msgpack.Decoder(Request)
+_call: msgspec.msgpack.Decoder[ModelCall] = msgspec.msgpack.Decoder(ModelCall)
 _address = msgspec.msgpack.Decoder(ReturnAddress)
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(Frame)
 
 HANDED_OVER = b""
 """The one item of a handle stream whose frames all went over the step channel."""
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What a call is answered with: the answer, still encoded, or an error."""
+
+    answer: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
+    error: ErrorInfo | None = None
+
+
+_reply = msgspec.msgpack.Decoder(_Reply)
 
 
 class ReplicaMetadata(msgspec.Struct, frozen=True):
@@ -54,8 +67,17 @@ def decode_frame(item: bytes) -> Frame:
     return _frame.decode(item)
 
 
+def decode_answer(call: Question[AnswerT], reply: bytes) -> AnswerT:
+    """The answer in what `Replica.call` returned for `call`. Raises the `ServingError` that is there in its place."""
+    decoded = _reply.decode(reply)
+    if decoded.error is not None:
+        raise ServingError.from_info(decoded.error)
+    answer: AnswerT = msgspec.msgpack.decode(decoded.answer, type=call.answer_type())
+    return answer
+
+
 class Replica:
-    """Owns one backend. `generate` is what gateways call; the rest is what Serve calls."""
+    """Owns one backend. `generate` and `call` are what gateways call; the rest is what Serve calls."""
 
     def __init__(self, settings: ModelSettings, node_ip: str) -> None:
         self._backend = create(settings.backend)
@@ -90,14 +112,17 @@ class Replica:
             async with aclosing(self._backend.generate(request)) as frames:
                 async for frame in frames:
                     yield frame
-        except ServingError as error:
-            if not isinstance(error, InvalidRequest):
-                logger.warning("request %s: %s: %s", request.id, error.kind, error.message)
-            yield _failed(error)
-        except Exception:
-            # The boundary to the gateway: the traceback stays in this replica's log, the client gets a clean error.
-            logger.exception("request %s: the backend failed", request.id)
-            yield _failed(InternalError(InternalError.PUBLIC_MESSAGE))
+        except Exception as error:
+            yield _failed(_logged(error, request.id))
+
+    async def call(self, call: bytes, hint: RoutingHint) -> bytes:
+        """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
+        question = _call.decode(call)
+        try:
+            reply = _Reply(msgspec.Raw(_encoder.encode(await answer(self._backend, question))))
+        except Exception as error:
+            reply = _Reply(error=_logged(error, question.id).info)
+        return _encoder.encode(reply)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         assert self._metadata is not None, "Serve asks for metadata only once the replica has started"
@@ -112,6 +137,16 @@ class Replica:
     async def aclose(self) -> None:
         await self._channel.aclose()
         await self._backend.aclose()
+
+
+def _logged(error: Exception, request_id: str) -> ServingError:
+    """What the gateway is told. Of anything but a `ServingError` the traceback stays in this replica's log."""
+    if not isinstance(error, ServingError):
+        logger.error("request %s: the backend failed", request_id, exc_info=error)
+        return InternalError(InternalError.PUBLIC_MESSAGE)
+    if not isinstance(error, InvalidRequest):
+        logger.warning("request %s: %s: %s", request_id, error.kind, error.message)
+    return error
 
 
 def _failed(error: ServingError) -> Frame:

@@ -43,14 +43,18 @@ STRING_OR_OBJECT = Discriminator(_string_or_object)
 """The same for a field that is a string or an object, whose tag is `OBJECT`."""
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`."""
+def parse_json(body: bytes, expected: str = "JSON") -> Any:
     try:
         # Also refuses NaN, Infinity, invalid UTF-8, lone surrogates, deep nesting and integers too long for Python.
-        raw = from_json(body, allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         what = f"the body is not valid JSON: {error}" if body.strip() else "the body is empty"
-        raise InvalidRequest(f"Expected a JSON object, but {what}.") from None
+        raise InvalidRequest(f"Expected {expected}, but {what}.") from None
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`."""
+    raw = parse_json(body, "a JSON object")
     if not isinstance(raw, dict):
         raise InvalidRequest(f"Expected a JSON object, but the body is {shown(raw)}.")
     return raw

@@ -1,26 +1,41 @@
-"""What can be asked of a model besides a generation: one question, one answer, no stream."""
+"""What can be asked of a model besides a generation: one question, one answer, no stream.
+
+`ModelCall` is the closed union of the questions. Each names the type of its answer once, as the parameter of its base.
+"""
 
 from __future__ import annotations
 
 import base64
 from array import array
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 
-from protocols.request import Sampling, TextPrompt, TokenPrompt
+from protocols.card import BackendStats, ModelCard
+from protocols.request import ChatPrompt, LoraScale, MixedPrompt, Request, Sampling, TextPrompt, TokenPrompt
+
+AnswerT = TypeVar("AnswerT")
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One vector for each of `inputs`, or one for each of their tokens where the model does not pool.
+class Question(msgspec.Struct, Generic[AnswerT], frozen=True, omit_defaults=True):
+    """Base of the questions. `id` names it in logs on every layer; `model` is the id the client asked for.
 
-    `normalize` is the norm that becomes 1: 2 Euclidean, 1 taxicab, p > 2 the p-norm; 0 scales the largest absolute
-    value to 32,760 instead, and -1 leaves the vector as it is. Vectors of single tokens are never normalised.
+    A `repeatable` one may be put to another replica when the one that was asked is lost.
     """
+
+    repeatable: ClassVar[bool] = True
 
     id: str
     model: str
-    inputs: tuple[TextPrompt | TokenPrompt, ...]
-    normalize: int = 2
+
+    @classmethod
+    def answer_type(cls) -> Any:
+        """What its answer is: `list[Embedding]`, `None`, …"""
+        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        return get_args(base)[0]
+
+
+# --- answers ------------------------------------------------------------
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -41,15 +56,6 @@ class Embedding(msgspec.Struct, frozen=True):
     def vectors(self) -> list[list[float]]:
         size = 4 * self.dimensions
         return [array("f", self.data[start : start + size]).tolist() for start in range(0, len(self.data), size)]
-
-
-class RerankRequest(msgspec.Struct, frozen=True):
-    """How well each of `documents` answers `query`."""
-
-    id: str
-    model: str
-    query: str
-    documents: tuple[str, ...]
 
 
 class Relevance(msgspec.Struct, frozen=True):
@@ -103,3 +109,116 @@ class SlotFile(msgspec.Struct, frozen=True):
     tokens: int
     bytes: int
     ms: float
+
+
+# --- questions ------------------------------------------------------------
+
+
+class EmbeddingRequest(Question[list[Embedding]], frozen=True, omit_defaults=True, tag="embed"):
+    """One vector for each of `inputs`, or one for each of their tokens where the model does not pool.
+
+    `normalize` is the norm that becomes 1: 2 Euclidean, 1 taxicab, p > 2 the p-norm; 0 scales the largest absolute
+    value to 32,760 instead, and -1 leaves the vector as it is. Vectors of single tokens are never normalised.
+    `pooled`: a model that does not pool refuses.
+    """
+
+    inputs: tuple[TextPrompt | TokenPrompt | MixedPrompt, ...]
+    normalize: int = 2
+    pooled: bool = False
+
+
+class RerankRequest(Question[list[Relevance]], frozen=True, omit_defaults=True, tag="rerank"):
+    """How well each of `documents` answers `query`."""
+
+    query: str
+    documents: tuple[str, ...]
+
+
+class CountTokens(Question[int], frozen=True, tag="count_tokens"):
+    """How many tokens the prompt of `request` has."""
+
+    request: Request
+
+
+class Tokenize(Question[list[Piece]], frozen=True, omit_defaults=True, tag="tokenize"):
+    """`add_special`: with the tokens that begin and end a text. `parse_special`: `<|name|>` is a control token."""
+
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(Question[str], frozen=True, tag="detokenize"):
+    """The text of `tokens`, control tokens by their name."""
+
+    tokens: tuple[int, ...]
+
+
+class ApplyTemplate(Question[str], frozen=True, tag="apply_template"):
+    """The text that a generation would tokenise for `prompt`."""
+
+    prompt: ChatPrompt
+
+
+class GetCard(Question[ModelCard], frozen=True, tag="card"):
+    pass
+
+
+class GetStats(Question[BackendStats], frozen=True, tag="stats"):
+    pass
+
+
+class GetSlots(Question[list[SlotState]], frozen=True, tag="slots"):
+    pass
+
+
+class SaveSlot(Question[SlotFile], frozen=True, tag="save_slot"):
+    repeatable: ClassVar[bool] = False
+
+    slot: int
+    filename: str
+
+
+class RestoreSlot(Question[SlotFile], frozen=True, tag="restore_slot"):
+    repeatable: ClassVar[bool] = False
+
+    slot: int
+    filename: str
+
+
+class EraseSlot(Question[int], frozen=True, tag="erase_slot"):
+    """Answered with the number of tokens that were forgotten."""
+
+    repeatable: ClassVar[bool] = False
+
+    slot: int
+
+
+class GetAdapters(Question[list[Adapter]], frozen=True, tag="adapters"):
+    pass
+
+
+class SetAdapters(Question[None], frozen=True, tag="set_adapters"):
+    """For requests that bring no scales of their own, from here on. Adapters that are not named get 0."""
+
+    repeatable: ClassVar[bool] = False
+
+    scales: tuple[LoraScale, ...]
+
+
+ModelCall = (
+    EmbeddingRequest
+    | RerankRequest
+    | CountTokens
+    | Tokenize
+    | Detokenize
+    | ApplyTemplate
+    | GetCard
+    | GetStats
+    | GetSlots
+    | SaveSlot
+    | RestoreSlot
+    | EraseSlot
+    | GetAdapters
+    | SetAdapters
+)

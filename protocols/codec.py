@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from protocols.calls import AnswerT, Question
 from protocols.collect import Completion
 from protocols.errors import ServingError
-from protocols.events import Event
+from protocols.events import Event, Frame
 from protocols.request import Request
 
 OptionsT = TypeVar("OptionsT")
@@ -30,7 +32,7 @@ class Call(msgspec.Struct, Generic[OptionsT], frozen=True):
 
     requests: tuple[Request, ...]
     stream: bool
-    options: OptionsT
+    options: OptionsT  # a request whose `model` is "" goes to the only one there is
 
     @property
     def request(self) -> Request:
@@ -47,6 +49,35 @@ class Encoder(Protocol):
 
     def keepalive(self) -> bytes:
         """Bytes that every client of this dialect ignores, legal at any point of the stream."""
+
+
+@runtime_checkable
+class FrameEncoder(Encoder, Protocol):
+    """An encoder that wants more of a frame than its events: the tokens behind them."""
+
+    def feed_frame(self, frame: Frame) -> bytes: ...
+
+
+def frame_feed(encoder: Encoder) -> Callable[[Frame], bytes]:
+    """Frames of one stream -> wire bytes of one stream."""
+    if isinstance(encoder, FrameEncoder):
+        return encoder.feed_frame
+    feed = encoder.feed
+    return lambda frame: b"".join([feed(event) for event in frame.events])
+
+
+class Ask(msgspec.Struct, Generic[AnswerT], frozen=True):
+    """A decoded body that asks a model one question: the question, and the body of its answer.
+
+    `render` also takes the model's id, which the question may have left open.
+    """
+
+    question: Question[AnswerT]
+    render: Callable[[AnswerT, str], bytes]
+
+
+Reader = Callable[[bytes, str], Ask[Any]]
+"""Body and request id -> `Ask`. Raises `InvalidRequest`. A question whose `model` is "" goes to the only one."""
 
 
 class Codec(Protocol[OptionsT]):

@@ -14,6 +14,7 @@ from protocols.events import (
     Failed,
     Finished,
     FinishReason,
+    Frame,
     IllegalEvent,
     Progress,
     ReasoningDelta,
@@ -39,6 +40,9 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...]
     reason: FinishReason
     stop_sequence: str | None
+    tokens: tuple[int, ...] = ()  # of frames only: events do not carry them
+    started: Started | None = None
+    finished: Finished | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class _OpenChoice:
         self.reasoning: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[tuple[ToolCallStarted, list[str]]] = []
+        self.tokens: list[int] = []
         self.finished: Finished | None = None
 
 
@@ -89,16 +94,22 @@ class Collector:
     def __init__(self, n: int = 1) -> None:
         self._order = EventOrder(n)
         self._choices = [_OpenChoice() for _ in range(n)]
+        self._started: Started | None = None
 
     @property
     def done(self) -> bool:
         return self._order.done
 
+    def add_tokens(self, tokens: Sequence[int], choice: int) -> None:
+        self._choices[choice].tokens.extend(tokens)
+
     def feed(self, event: Event) -> None:
         self._order.feed(event)
         choice = self._choices[event.choice]
         match event:
-            case Started() | Progress() | ToolCallEnded():
+            case Started():
+                self._started = event
+            case Progress() | ToolCallEnded():
                 pass
             case ReasoningDelta():
                 choice.reasoning.append(event.text)
@@ -133,6 +144,9 @@ class Collector:
                     logprobs=tuple(choice.logprobs),
                     reason=end.reason,
                     stop_sequence=end.stop_sequence,
+                    tokens=tuple(choice.tokens),
+                    started=self._started,
+                    finished=end,
                 )
             )
         return Completion(tuple(choices), total_usage([end.usage for end in ends]), first_timings(ends))
@@ -148,6 +162,12 @@ class BatchCollector:
     def feed(self, event: Event) -> None:
         part, choice = self._of_choice[event.choice]
         part.feed(event if choice == event.choice else msgspec.structs.replace(event, choice=choice))
+
+    def feed_frame(self, frame: Frame) -> None:
+        for event in frame.events:
+            self.feed(event)
+        part, choice = self._of_choice[frame.choice]
+        part.add_tokens(frame.tokens, choice)
 
     def result(self) -> Completion:
         """Without timings where there are several requests: they ran side by side."""

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from protocols.errors import ErrorInfo
+from protocols.request import Sampling
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 """stop: end of generation or a stop string; length: token budget or context; tool_calls: complete calls, then stop."""
@@ -50,6 +51,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class Echo(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine made of a request: the text of all its prompt's tokens, and every parameter as it applies."""
+
+    prompt: str
+    sampling: Sampling
+
+
 class _Event(msgspec.Struct, frozen=True, array_like=True, kw_only=False):
     """Arrays on the wire: [tag, field, …], so a delta costs a few bytes more than its text."""
 
@@ -60,6 +68,7 @@ class Started(_Event, frozen=True, array_like=True, tag="S"):
     prompt_tokens: int
     cached_tokens: int
     choice: int = 0
+    echo: Echo | None = None  # where `Extras.echo` asks for it
 
 
 class Progress(_Event, frozen=True, array_like=True, tag="P"):
@@ -81,6 +90,7 @@ class TextDelta(_Event, frozen=True, array_like=True, tag="T"):
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    timings: Timings | None = None  # so far, where `Extras.timings` asks for it
 
 
 class ToolCallStarted(_Event, frozen=True, array_like=True, tag="C"):
@@ -106,13 +116,19 @@ class ToolCallEnded(_Event, frozen=True, array_like=True, tag="E"):
 
 
 class Finished(_Event, frozen=True, array_like=True, tag="F"):
-    """The choice is complete. `stop_sequence` is the stop string that matched, if one did; it is not in the text."""
+    """The choice is complete. `stop_sequence` is the stop string that matched, if one did; it is not in the text.
+
+    `slot` computed it and holds `slot_tokens` of it now; -1 is none. `truncated`: the context was too small for it.
+    """
 
     reason: FinishReason
     usage: Usage
     stop_sequence: str | None = None
     timings: Timings | None = None
     choice: int = 0
+    slot: int = -1
+    slot_tokens: int = 0
+    truncated: bool = False
 
 
 class Failed(_Event, frozen=True, array_like=True, tag="X"):

@@ -33,7 +33,7 @@ class Chunks:
 
     def last(self, chunk: bytes, usage: Usage, timings: Timings | None) -> bytes:
         """The end of a stream whose last choice ends with `chunk`, which is not closed yet."""
-        self._end()
+        self.end()
         extra = b"" if timings is None else b',"timings":' + _encode(OutTimings.of(timings))
         if not self._include_usage:
             return chunk + extra + b"}\n\n" + sse.DONE
@@ -41,10 +41,10 @@ class Chunks:
         return chunk + b"}\n\n" + self.head + b'],"usage":' + totals + extra + b"}\n\n" + sse.DONE
 
     def failed(self, error: ErrorInfo, prompt_param: str) -> bytes:
-        self._end()
+        self.end()
         return sse.message(error_body(error, prompt_param)) + sse.DONE
 
-    def _end(self) -> None:
+    def end(self) -> None:
         if self._ended:
             raise IllegalEvent("a second end of the stream")
         self._ended = True

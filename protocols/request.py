@@ -96,6 +96,12 @@ class TokenPrompt(msgspec.Struct, frozen=True, tag="tokens"):
     tokens: tuple[int, ...]
 
 
+class MixedPrompt(msgspec.Struct, frozen=True, tag="mixed"):
+    """Pieces of text among tokens. Only the first text is begun as a prompt is, and only where nothing precedes it."""
+
+    parts: tuple[str | int, ...]
+
+
 class InfillFile(msgspec.Struct, frozen=True):
     filename: str
     text: str
@@ -114,7 +120,7 @@ class InfillPrompt(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True
     files: tuple[InfillFile, ...] = ()
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | InfillPrompt
 
 
 class TokenBias(msgspec.Struct, frozen=True, tag="token"):
@@ -224,6 +230,18 @@ class SlotOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     discard: int = 0
 
 
+class Extras(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the stream is to carry besides, for dialects that show it.
+
+    `echo`: what the engine made of the request. `progress`: also the end of a prompt that took one step. `timings`:
+    with every piece of text.
+    """
+
+    echo: bool = False
+    progress: bool = False
+    timings: bool = False
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """One generation. `id` names it in logs on every layer; `model` is the id the client asked for.
 
@@ -250,3 +268,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     speculate: bool | None = None
     stop_indent: int = 0
     max_predict_ms: float | None = None
+    extras: Extras = Extras()

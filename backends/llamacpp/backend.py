@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
-from backends.llamacpp.bindings import Tokens
+from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_context import Matrix
 from backends.llamacpp.embedding_inputs import embedding_inputs, rerank_inputs
 from backends.llamacpp.engine import Engine
@@ -32,8 +34,8 @@ from protocols.calls import (
     SlotState,
 )
 from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
-from protocols.events import Finished, Frame
-from protocols.request import ChatPrompt, LoraScale, Request, TextPrompt
+from protocols.events import Echo, Finished, Frame
+from protocols.request import ChatPrompt, LoraScale, Request, TokenBias
 
 T = TypeVar("T")
 
@@ -57,6 +59,9 @@ class LlamaCppBackend(Unsupported):
         self._engine.start()
         return loaded.card
 
+    def card(self) -> ModelCard:
+        return self._alive()[0].card
+
     async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         loaded, engine, generating = self._generating()
         _check_slots(request, loaded.card.slots)
@@ -67,6 +72,11 @@ class LlamaCppBackend(Unsupported):
         prompt = await self._tokens(request)
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
+        echo = (
+            await self._aside(partial(_echo, loaded.model, prompt, sampling), len(prompt))
+            if request.extras.echo
+            else None
+        )
         stream = engine.submit(
             Generation(
                 id=request.id,
@@ -81,6 +91,8 @@ class LlamaCppBackend(Unsupported):
                 n=request.n,
                 slot=request.slot,
                 adapters=adapters,
+                extras=request.extras,
+                echo=echo,
                 speculate=self._settings.speculation.kind != "off" if request.speculate is None else request.speculate,
             )
         )
@@ -104,7 +116,9 @@ class LlamaCppBackend(Unsupported):
         loaded, engine = self._alive()
         if "embed" not in loaded.card.tasks:
             return await super().embed(request)
-        chars = sum(len(prompt.text) for prompt in request.inputs if isinstance(prompt, TextPrompt))
+        if request.pooled and loaded.card.pooling == "none":
+            raise InvalidRequest("This model does not pool: it has no vector for a whole input", param="model")
+        chars = sum(prompt_chars(prompt) for prompt in request.inputs)
         inputs = await self._aside(partial(embedding_inputs, loaded.model, request, loaded.input_length), chars)
         # "Pooling none is never normalised."
         vectors = await _vectors(engine, inputs, -1 if loaded.card.pooling == "none" else request.normalize)
@@ -135,8 +149,7 @@ class LlamaCppBackend(Unsupported):
         loaded, _ = self._alive()
 
         def text() -> str:
-            ids = loaded.tokenizer.checked(tokens, "tokens").tolist()
-            return b"".join(map(loaded.model.special_piece, ids)).decode("utf-8", "replace")
+            return _text(loaded.model, loaded.tokenizer.checked(tokens, "tokens"))
 
         return await self._aside(text, len(tokens))
 
@@ -235,6 +248,18 @@ class LlamaCppBackend(Unsupported):
         if size <= _INLINE_SIZE:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, make)
+
+
+def _text(model: Model, tokens: Tokens) -> str:
+    """Of all `tokens`, control tokens by their name."""
+    return b"".join(map(model.special_piece, tokens.tolist())).decode("utf-8", "replace")
+
+
+def _echo(model: Model, prompt: Tokens, spec: SamplerSpec) -> Echo:
+    # Suppressed tokens are the model's, not the request's.
+    given = [(token, bias) for token, bias in spec.biases.items() if token not in model.suppressed_tokens]
+    biases = tuple(TokenBias(token, bias) for token, bias in given)
+    return Echo(_text(model, prompt), msgspec.structs.replace(spec.params.to_sampling(), logit_bias=biases))
 
 
 async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> list[Matrix]:

@@ -11,7 +11,7 @@ import numpy as np
 from backends.llamacpp.bindings import Model, Tokens
 from protocols.calls import EmbeddingRequest, RerankRequest
 from protocols.errors import ContextOverflow, InvalidRequest
-from protocols.request import TextPrompt, TokenPrompt
+from protocols.request import MixedPrompt, TextPrompt, TokenPrompt
 
 
 def embedding_inputs(model: Model, request: EmbeddingRequest, limit: int) -> list[Tokens]:
@@ -42,14 +42,26 @@ def checked_tokens(tokens: Sequence[int], model: Model, param: str) -> Tokens:
     return np.array(tokens, np.int32)
 
 
-def _tokens(model: Model, prompt: TextPrompt | TokenPrompt, param: str) -> Tokens:
+def _tokens(model: Model, prompt: TextPrompt | TokenPrompt | MixedPrompt, param: str) -> Tokens:
     match prompt:
         case TextPrompt(text=text):
             return model.tokenize(text, add_special=True, parse_special=True)
         case TokenPrompt(tokens=tokens):
             return checked_tokens(tokens, model, param)
+        case MixedPrompt(parts=parts):
+            return _mixed(model, parts, param)
         case _:
             assert_never(prompt)
+
+
+def _mixed(model: Model, parts: Sequence[str | int], param: str) -> Tokens:
+    tokens: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            tokens.append(part)
+        else:
+            tokens += model.tokenize(part, add_special=not tokens, parse_special=True).tolist()
+    return checked_tokens(tokens, model, param)
 
 
 def _from_template(model: Model, query: str, document: str) -> Tokens:

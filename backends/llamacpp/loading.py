@@ -32,6 +32,7 @@ from backends.llamacpp.embedding_context import EmbeddingContext, purpose
 from backends.llamacpp.prompt_cache import PromptCache
 from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.runner import Runner
+from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
 from backends.model_source import resolve_model
@@ -110,6 +111,10 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         tasks=use.tasks,
         embedding_length=model.embedding_length,
         pooling=use.pooling,
+        path=str(path),
+        bos_text=model.bos_text,
+        eos_text=model.eos_text,
+        sampling=SamplerParams().to_sampling(),
     )
     tokenizer = Tokenizer(model, template, context_length=context_length, suffix_first=settings.infill_suffix_first)
     generating = _load_generating(settings, model, path, context_length, resources) if generates else None

@@ -10,7 +10,7 @@ from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
 from protocols.errors import InvalidRequest
-from protocols.request import ChatPrompt, InfillPrompt, Prompt, Request, TextPrompt, TokenPrompt
+from protocols.request import ChatPrompt, InfillPrompt, MixedPrompt, Prompt, Request, TextPrompt, TokenPrompt
 
 
 def prompt_chars(prompt: Prompt) -> int:
@@ -22,6 +22,8 @@ def prompt_chars(prompt: Prompt) -> int:
             return len(text)
         case TokenPrompt():
             return 0
+        case MixedPrompt(parts=parts):
+            return sum(len(part) for part in parts if isinstance(part, str))
         case InfillPrompt(prefix=prefix, suffix=suffix, files=files):
             return len(prefix) + len(suffix) + sum(len(file.text) for file in files)
         case _:
@@ -54,6 +56,8 @@ class Tokenizer:
                 return self._text(text)
             case TokenPrompt(tokens=tokens):
                 return self.checked(tokens, "prompt")
+            case MixedPrompt(parts=parts):
+                return self._mixed(parts)
             case InfillPrompt() as prompt:
                 return infill_tokens(
                     prompt,
@@ -69,6 +73,17 @@ class Tokenizer:
         """Most templates write the beginning-of-text token themselves, and a model must not see it twice."""
         begins = bool(self._model.bos_text) and text.startswith(self._model.bos_text)
         return self._model.tokenize(text, add_special=self._model.adds_bos and not begins, parse_special=True)
+
+    def _mixed(self, parts: Sequence[str | int]) -> Tokens:
+        tokens: list[int] = []
+        for part in parts:
+            if isinstance(part, int):
+                tokens.append(part)
+            elif not tokens:
+                tokens += self._text(part).tolist()
+            else:
+                tokens += self._model.tokenize(part, add_special=False, parse_special=True).tolist()
+        return self.checked(tokens, "prompt")
 
     def checked(self, tokens: Sequence[int], param: str) -> Tokens:
         return checked_tokens(tokens, self._model, param)

@@ -359,6 +359,7 @@ class Runner:
     def _shift(self, task: Task) -> None:
         """The context of `task` is full: it forgets old tokens and goes on."""
         sequence = task.sequence
+        sequence.shifted = True
         slot = sequence.slot
         keep, count = shift_range(task, slot.length, self._context_length, self._model.adds_bos)
         if self.kv.shift(slot, keep, count):

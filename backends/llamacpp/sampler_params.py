@@ -103,6 +103,9 @@ class SamplerParams(msgspec.Struct, frozen=True):
         _refine(given)
         return cls(**given)
 
+    def to_sampling(self) -> Sampling:
+        return Sampling(**msgspec.structs.asdict(self))
+
     @property
     def greedy(self) -> bool:
         """The likeliest token wins, and no sampler may take it away."""

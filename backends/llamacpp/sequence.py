@@ -14,6 +14,7 @@ from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
 from backends.output.assembler import Assembler
 from protocols.events import (
+    Echo,
     Event,
     Finished,
     FinishReason,
@@ -25,7 +26,7 @@ from protocols.events import (
     TokenLogprob,
     Usage,
 )
-from protocols.request import SlotOptions
+from protocols.request import Extras, SlotOptions
 
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
@@ -51,6 +52,8 @@ class Generation(msgspec.Struct, frozen=True):
     stop_indent: int = 0
     max_predict_ms: float | None = None
     speculate: bool = False
+    extras: Extras = Extras()
+    echo: Echo | None = None
 
     def for_choice(self, index: int) -> Generation:
         """Another choice of the same request, with random numbers of its own."""
@@ -79,9 +82,11 @@ class Sequence:
         self._shown = generation.sampling.shown  # control tokens that are text here
         room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
         self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
+        self._ends_with_context = self._limit == room
         self._answered = 0
         self._reused = self._cached_tokens = 0
         self._guessed = self._guessed_right = 0
+        self.shifted = False  # whether old tokens were dropped to make room
         self._in_pieces = False
         self._sampler: Sampler | None = None
         self._slot: Slot | None = None
@@ -142,7 +147,8 @@ class Sequence:
 
     def progress(self, prompt_complete: bool) -> Frame | None:
         """To be called whenever tokens were computed. Prompts that take one step have no progress worth telling."""
-        if self._answered > len(self.generation.resume) or (prompt_complete and not self._in_pieces):
+        alone = prompt_complete and not self._in_pieces and not self.generation.extras.progress
+        if self._answered > len(self.generation.resume) or alone:
             return None
         self._in_pieces = True
         total = len(self.generation.prompt)
@@ -195,6 +201,9 @@ class Sequence:
             self.reason = "length"
         if self.reason is not None:
             events += self._assembler.finish()
+        if self.generation.extras.timings:
+            events = [self._timed(event) for event in events]
+        if self.reason is not None:
             events.append(self._finished())
         self.next_token = token
         return Frame(tuple(events), (token,), self.generation.choice)
@@ -228,25 +237,34 @@ class Sequence:
             return False
         return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
 
+    def _timed(self, event: Event) -> Event:
+        return msgspec.structs.replace(event, timings=self._timings()) if isinstance(event, TextDelta) else event
+
     def _started(self) -> Started:
-        return Started(len(self.generation.prompt), self._cached_tokens)
+        return Started(len(self.generation.prompt), self._cached_tokens, echo=self.generation.echo)
 
     def _finished(self) -> Finished:
         assert self.reason is not None
-        given = len(self.generation.prompt) + len(self.generation.resume)
-        computed = 0 if self._slot is None else given - self._reused
+        out_of_room = self.reason == "length" and self._ends_with_context and self._answered >= self._limit
         return Finished(
             self.reason,
             Usage(len(self.generation.prompt), self._answered, self._cached_tokens),
             self._assembler.stop_sequence,
-            Timings(
-                cache_n=self._reused,
-                prompt_n=computed,
-                prompt_ms=(self._first_token_at - self._admitted_at) * 1000,
-                predicted_n=self._answered - len(self.generation.resume),
-                predicted_ms=(self._now() - self._first_token_at) * 1000,
-                draft_n=self._guessed,
-                draft_n_accepted=self._guessed_right,
-            ),
+            self._timings(),
             choice=self.generation.choice,
+            slot=-1 if self._slot is None else self._slot.id,
+            slot_tokens=0 if self._slot is None else self._slot.length,
+            truncated=self.shifted or out_of_room,
+        )
+
+    def _timings(self) -> Timings:
+        given = len(self.generation.prompt) + len(self.generation.resume)
+        return Timings(
+            cache_n=self._reused,
+            prompt_n=0 if self._slot is None else given - self._reused,
+            prompt_ms=(self._first_token_at - self._admitted_at) * 1000,
+            predicted_n=self._answered - len(self.generation.resume),
+            predicted_ms=(self._now() - self._first_token_at) * 1000,
+            draft_n=self._guessed,
+            draft_n_accepted=self._guessed_right,
         )

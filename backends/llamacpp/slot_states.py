@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from backends.llamacpp.scheduler import Task
 from backends.llamacpp.slots import Slot, Slots
 from protocols.calls import SlotState
-from protocols.request import Sampling
 
 
 def slot_states(slots: Slots, tasks: Iterable[Task], context_length: int) -> list[SlotState]:
@@ -33,5 +30,5 @@ def _state(slot: Slot, task: Task | None, context_length: int) -> SlotState:
         generated_tokens=task.sequence.answered,
         max_tokens=generation.max_tokens,
         speculative=generation.speculate,
-        sampling=Sampling(**msgspec.structs.asdict(generation.sampling.params)),
+        sampling=generation.sampling.params.to_sampling(),
     )

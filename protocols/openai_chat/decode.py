@@ -35,9 +35,10 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
 """Parameters that change the answer and that no model here can honour -> values that ask for nothing, and why not."""
 
 
-def decode(body: bytes, request_id: str) -> Call[ChatOptions]:
+def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatOptions]:
+    """`model` is what the body must be: a route may ask for less than OpenAI does."""
     raw = parse_object(body)
-    wire = validated(Body, raw)
+    wire = validated(model, raw)
     for name, (neutral, why) in _REFUSED.items():
         value = raw.get(name)
         if value is not None and value not in neutral:

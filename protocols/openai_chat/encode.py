@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 import msgspec
 from msgspec import UNSET
@@ -46,6 +46,8 @@ _encode = msgspec.json.Encoder().encode
 
 class ChatEncoder:
     """All that is constant in a stream's chunks is encoded once; a delta costs the encoding of its own text."""
+
+    ROLE: ClassVar[bytes] = b'{"role":"assistant","content":""}'
 
     def __init__(self, call: Call[ChatOptions], stamp: Stamp) -> None:
         n = call.request.n
@@ -104,8 +106,7 @@ class ChatEncoder:
         if self._started:
             raise IllegalEvent("a second Started")
         self._started = True
-        role = b'{"role":"assistant","content":""}'
-        return b"".join(delta + role + self._close_delta for delta in self._delta)
+        return b"".join(delta + self.ROLE + self._close_delta for delta in self._delta)
 
     def _prefill(self, event: Progress) -> bytes:
         progress = _encode(OutProgress.of(event))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
@@ -98,6 +98,45 @@ class FakeResponse:
         self.cancelled = True
         if self._reading is not None:
             self._reading.cancel()
+
+
+Reply = Callable[..., Awaitable[bytes]]
+
+
+class FakeUnaryResponse:
+    """A handle's response with one answer."""
+
+    def __init__(self, answer: Awaitable[bytes]) -> None:
+        self._answer = asyncio.ensure_future(answer)
+        self.cancelled = False
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._answer.__await__()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._answer.cancel()
+
+
+class FakeUnaryHandle:
+    """As `FakeHandle`, for `Replica.call`."""
+
+    def __init__(self, *answers: Reply) -> None:
+        self._answers = list(answers)
+        self.calls: list[dict[str, Any]] = []
+        self.responses: list[FakeUnaryResponse] = []
+        self.options_used: list[dict[str, Any]] = []
+        self.call = self
+
+    def options(self, **options: Any) -> FakeUnaryHandle:
+        self.options_used.append(options)
+        return self
+
+    def remote(self, call: bytes, **kwargs: Any) -> FakeUnaryResponse:
+        answer = self._answers[min(len(self.calls), len(self._answers) - 1)]
+        self.calls.append({"call": call, **kwargs})
+        self.responses.append(FakeUnaryResponse(answer(call, **kwargs)))
+        return self.responses[-1]
 
 
 class FakeHandle:

@@ -7,8 +7,12 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
+from backends.answers import answer
+from backends.fake import FakeBackend
 from deployments.middleware import ASGIApp, Message
 from deployments.models import ModelEntry
+from protocols.calls import AnswerT, Question
+from protocols.errors import NotSupported
 from protocols.events import Finished, Frame, Started, TextDelta, Usage
 from protocols.request import ChatPrompt, Request, TextPart
 from protocols.request import Message as ChatMessage
@@ -70,10 +74,23 @@ class ScriptedPool:
         self._script = script
         self._models = models
         self.requests: list[Request] = []
+        self.calls: list[Question[Any]] = []
+        self.backend: FakeBackend | None = None
         self.open = 0
 
     def models(self) -> Sequence[ModelEntry]:
         return self._models
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        """Answered by `backend`, a fake one."""
+        self.calls.append(call)
+        self.open += 1
+        try:
+            if self.backend is None:
+                raise NotSupported("This pool answers no questions")
+            return await answer(self.backend, call)
+        finally:
+            self.open -= 1
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         self.requests.append(request)
@@ -107,7 +124,14 @@ class Exchange:
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         if body is not None:
             self.upload(body)
-        scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": list(headers),
+            "query_string": query.encode(),
+        }
         self.task = asyncio.get_running_loop().create_task(self._run(app, scope))
 
     async def _run(self, app: ASGIApp, scope: dict[str, Any]) -> None:

@@ -56,14 +56,14 @@ def call(*texts: str, n: int = 1) -> Call[None]:
 
 
 async def collect(pool: ScriptedPool | PoolOfTexts, wanted: Call[None]) -> list[Frame]:
-    async with asyncio.timeout(WITHIN_S), aclosing(fan_out.stream(pool, wanted)) as frames:
+    async with asyncio.timeout(WITHIN_S), aclosing(fan_out.stream(pool.stream, wanted)) as frames:
         return [frame async for frame in frames]
 
 
 async def test_one_request_is_the_pools_own_stream() -> None:
     pool = ScriptedPool(HELLO)
     assert await collect(pool, call("Hi")) == HELLO
-    own: Any = fan_out.stream(pool, call("Hi"))
+    own: Any = fan_out.stream(pool.stream, call("Hi"))
     assert own.ag_code is ScriptedPool.stream.__code__
 
 
@@ -84,7 +84,7 @@ async def test_choices_are_counted_through() -> None:
 async def test_requests_run_side_by_side() -> None:
     gate = asyncio.Event()
     pool = PoolOfTexts(a=[STARTED, gate, text("a"), finished()], b=HELLO)
-    async with aclosing(fan_out.stream(pool, call("a", "b"))) as frames:
+    async with aclosing(fan_out.stream(pool.stream, call("a", "b"))) as frames:
         seen = [await anext(frames) for _ in range(1 + len(HELLO))]
         assert "".join(e.text for e in events(seen) if isinstance(e, TextDelta)) == "Hello"
         gate.set()
@@ -121,7 +121,7 @@ async def test_an_error_before_any_frame_is_the_error_of_the_call() -> None:
 async def test_closing_it_closes_them_all_also_while_frames_wait() -> None:
     never = asyncio.Event()
     pool = PoolOfTexts(a=[STARTED, *[text("x")] * 100, never], b=[STARTED, never])
-    async with aclosing(fan_out.stream(pool, call("a", "b"))) as frames:
+    async with aclosing(fan_out.stream(pool.stream, call("a", "b"))) as frames:
         await anext(frames)
         await settle()
         assert pool.open == 2

@@ -1,0 +1,31 @@
+"""Chat Completions in the manner of llama.cpp, at `/chat/completions`: a model is optional, its role chunk is null."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from protocols import sse
+from protocols.codec import Call
+from protocols.events import Event, Failed
+from protocols.llamacpp_native.errors import error_body
+from protocols.openai_chat.decode import ChatOptions, decode
+from protocols.openai_chat.encode import ChatEncoder
+from protocols.openai_chat.wire import Body
+
+
+class _ChatBody(Body):
+    model: str = ""
+
+
+def decode_chat(body: bytes, request_id: str) -> Call[ChatOptions]:
+    return decode(body, request_id, _ChatBody)
+
+
+class NativeChatEncoder(ChatEncoder):
+    ROLE: ClassVar[bytes] = b'{"role":"assistant","content":null}'
+
+    def feed(self, event: Event) -> bytes:
+        if isinstance(event, Failed):
+            self._chunks.end()
+            return sse.message(error_body(event.error)) + sse.DONE
+        return super().feed(event)
