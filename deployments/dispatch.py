@@ -11,7 +11,7 @@ import contextvars
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from ray import serve
@@ -28,7 +28,7 @@ from deployments import ray_compat
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
 from deployments.models import ModelEntry
-from deployments.replica import HANDED_OVER, decode_frame
+from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.policy import RoutingHint, estimate_tokens
 from deployments.settings import GatewaySettings
 from protocols.errors import (
@@ -43,6 +43,8 @@ from protocols.events import Failed, Frame
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
 """gRPC's own cap is 4 MiB unless every node was started with a higher one: larger requests go by the object store."""
@@ -103,6 +105,45 @@ class Dispatcher:
                 if delivered or last_try or not isinstance(error, BackendLost):
                     raise
                 logger.warning("request %s: %s; trying another replica", request.id, error.message)
+
+    async def count_tokens(self, request: Request) -> int:
+        # Nothing is computed for it: what counts is where it is quick, not how much it costs.
+        return await self._ask("count_tokens", request.id, request.model, _encoder.encode(request), RoutingHint(0), int)
+
+    async def _ask(
+        self, method: str, request_id: str, model: str, payload: bytes, hint: RoutingHint, kind: type[T]
+    ) -> T:
+        """One question, and its answer of type `kind`. A lost replica has answered nothing: another is asked."""
+        await self.catalog.find(model)
+        attempt = 0
+        while True:
+            try:
+                return decode_answer(await self._asked(method, model, payload, hint), kind)
+            except BackendLost as error:
+                attempt += 1
+                if attempt > self._settings.retries:
+                    raise
+                logger.warning("request %s: %s; trying another replica", request_id, error.message)
+
+    async def _asked(self, method: str, model: str, payload: bytes, hint: RoutingHint) -> bytes:
+        """One call of one replica."""
+        limit = self._settings.first_frame_timeout_s
+        handle = ray_compat.asking_handle(self._handle(model), by_reference=len(payload) > GRPC_REQUEST_LIMIT_BYTES)
+        # An empty context, as in `_attempt`.
+        response = contextvars.Context().run(getattr(handle, method).remote, payload, hint=hint)
+        try:
+            async with asyncio.timeout(limit):
+                try:
+                    answer = await response
+                except asyncio.CancelledError:
+                    response.cancel()  # the client has left, or the time is up
+                    raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"No replica answered within {limit:g} seconds.") from None
+        except Exception as error:
+            raise serving_error(error, model) from None
+        assert isinstance(answer, bytes)
+        return answer
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Frame, None]:
         """One call of one replica. Raises whatever it ends with other than `Finished`."""

@@ -34,10 +34,7 @@ class LocalPool:
         return [ModelEntry(name, self._created) for name in sorted(self._backends)]
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        backend = self._backends.get(request.model)
-        if backend is None:
-            known = ", ".join(sorted(self._backends)) or "none"
-            raise ModelNotFound(f"The model '{request.model}' does not exist. Available: {known}.", param="model")
+        backend = self._backend(request.model)
         stats = backend.stats()
         if stats.running + stats.waiting >= stats.slots + self._waiting_limits[request.model]:
             raise Overloaded(
@@ -46,6 +43,16 @@ class LocalPool:
         async with aclosing(backend.generate(request)) as frames:
             async for frame in frames:
                 yield frame
+
+    async def count_tokens(self, request: Request) -> int:
+        return await self._backend(request.model).count_tokens(request)
+
+    def _backend(self, model: str) -> Backend:
+        backend = self._backends.get(model)
+        if backend is None:
+            known = ", ".join(sorted(self._backends)) or "none"
+            raise ModelNotFound(f"The model '{model}' does not exist. Available: {known}.", param="model")
+        return backend
 
 
 @asynccontextmanager

@@ -27,3 +27,6 @@ class ModelPool(Protocol):
 
         Closing the generator cancels the request wherever it is.
         """
+
+    async def count_tokens(self, request: Request) -> int:
+        """The prompt tokens `stream` would report for the same request, without generating. Raises `ServingError`."""

@@ -64,6 +64,11 @@ def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> De
     return handle.options(stream=True, _by_reference=by_reference)
 
 
+def asking_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:
+    """`handle` for methods with one answer; `_by_reference` as above."""
+    return handle.options(stream=False, _by_reference=by_reference)
+
+
 def warm_up(handle: DeploymentHandle[Any]) -> None:
     """Create the handle's router now, so that it knows the replicas before the first request. No public call does."""
     if not handle.is_initialized:

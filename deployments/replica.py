@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,11 +14,13 @@ from backends.base import BackendStats, ModelCard
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
-from protocols.errors import BackendLost, InternalError, InvalidRequest, ServingError
+from protocols.errors import BackendLost, ErrorInfo, InternalError, InvalidRequest, ServingError
 from protocols.events import Failed, Frame
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _request = msgspec.msgpack.Decoder(Request)
 _address = msgspec.msgpack.Decoder(ReturnAddress)
@@ -54,8 +56,18 @@ def decode_frame(item: bytes) -> Frame:
     return _frame.decode(item)
 
 
+def decode_answer(item: bytes, kind: type[T]) -> T:
+    """What a method with one answer returned, of type `kind`; raises the `ServingError` it returned instead."""
+    answer: T | None
+    error, answer = msgspec.msgpack.decode(item, type=tuple[ErrorInfo | None, kind | None])  # type: ignore[valid-type]
+    if error is not None:
+        raise ServingError.from_info(error)
+    assert answer is not None, "an answer or an error"
+    return answer
+
+
 class Replica:
-    """Owns one backend. `generate` is what gateways call; the rest is what Serve calls."""
+    """Owns one backend. Gateways call the methods that take a `hint`; the rest is what Serve calls."""
 
     def __init__(self, settings: ModelSettings, node_ip: str) -> None:
         self._backend = create(settings.backend)
@@ -85,19 +97,25 @@ class Replica:
         if link is not None:
             yield HANDED_OVER
 
+    async def count_tokens(self, request: bytes, hint: RoutingHint) -> bytes:
+        """For `decode_answer`, as `int`. Never raises for a request, as `generate`."""
+        wanted = _request.decode(request)
+        return await self._answer(wanted.id, self._backend.count_tokens(wanted))
+
+    async def _answer(self, request_id: str, answer: Awaitable[Any]) -> bytes:
+        """What `decode_answer` reads. An exception would reach the gateway as Ray's, without its kind and details."""
+        try:
+            return _encoder.encode((None, await answer))
+        except Exception as error:
+            return _encoder.encode((_public(request_id, error).info, None))
+
     async def _frames(self, request: Request) -> AsyncGenerator[Frame, None]:
         try:
             async with aclosing(self._backend.generate(request)) as frames:
                 async for frame in frames:
                     yield frame
-        except ServingError as error:
-            if not isinstance(error, InvalidRequest):
-                logger.warning("request %s: %s: %s", request.id, error.kind, error.message)
-            yield _failed(error)
-        except Exception:
-            # The boundary to the gateway: the traceback stays in this replica's log, the client gets a clean error.
-            logger.exception("request %s: the backend failed", request.id)
-            yield _failed(InternalError(InternalError.PUBLIC_MESSAGE))
+        except Exception as error:
+            yield _failed(_public(request.id, error))
 
     def record_replica_metadata(self) -> dict[str, Any]:
         assert self._metadata is not None, "Serve asks for metadata only once the replica has started"
@@ -112,6 +130,16 @@ class Replica:
     async def aclose(self) -> None:
         await self._channel.aclose()
         await self._backend.aclose()
+
+
+def _public(request_id: str, error: Exception) -> ServingError:
+    """The boundary to the gateway: a traceback stays in this replica's log, the client gets a clean error."""
+    if not isinstance(error, ServingError):
+        logger.error("request %s: the backend failed", request_id, exc_info=error)
+        return InternalError(InternalError.PUBLIC_MESSAGE)
+    if not isinstance(error, InvalidRequest):
+        logger.warning("request %s: %s: %s", request_id, error.kind, error.message)
+    return error
 
 
 def _failed(error: ServingError) -> Frame:

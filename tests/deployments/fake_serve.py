@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
@@ -68,6 +68,7 @@ def pending(name: str, tokens: int | None = None) -> PendingRequest:
 
 
 Items = Callable[..., AsyncIterator[bytes]]
+Answer = Callable[..., Awaitable[bytes]]
 
 
 class FakeResponse:
@@ -100,16 +101,30 @@ class FakeResponse:
             self._reading.cancel()
 
 
+class FakeAnswer:
+    """A handle's response to a call with one answer."""
+
+    def __init__(self, answer: Awaitable[bytes]) -> None:
+        self._answer = answer
+        self.cancelled = False
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._answer.__await__()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class FakeHandle:
     """A deployment handle whose calls are answered by `answers`, one after another; the last one repeats."""
 
-    def __init__(self, *answers: Items) -> None:
+    def __init__(self, *answers: Items | Answer) -> None:
         self._answers = list(answers)
         self.is_initialized = False
         self.calls: list[dict[str, Any]] = []
-        self.responses: list[FakeResponse] = []
+        self.responses: list[Any] = []
         self.options_used: list[dict[str, Any]] = []
-        self.generate = self
+        self.generate = self.count_tokens = self
 
     def _init(self) -> None:
         self.is_initialized = True
@@ -118,9 +133,10 @@ class FakeHandle:
         self.options_used.append(options)
         return self
 
-    def remote(self, request: bytes, **kwargs: Any) -> FakeResponse:
+    def remote(self, request: bytes, **kwargs: Any) -> FakeResponse | FakeAnswer:
         answer = self._answers[min(len(self.calls), len(self._answers) - 1)]
         self.calls.append({"request": request, **kwargs})
-        response = FakeResponse(answer(request, **kwargs))
+        answered = answer(request, **kwargs)
+        response = FakeResponse(answered) if isinstance(answered, AsyncIterator) else FakeAnswer(answered)
         self.responses.append(response)
         return response

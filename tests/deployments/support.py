@@ -70,6 +70,7 @@ class ScriptedPool:
         self._script = script
         self._models = models
         self.requests: list[Request] = []
+        self.counted: list[Request] = []
         self.open = 0
 
     def models(self) -> Sequence[ModelEntry]:
@@ -88,6 +89,13 @@ class ScriptedPool:
                     raise step
         finally:
             self.open -= 1
+
+    async def count_tokens(self, request: Request) -> int:
+        """The prompt tokens of `STARTED`; an exception that begins the script is raised instead."""
+        self.counted.append(request)
+        if self._script and isinstance(self._script[0], BaseException):
+            raise self._script[0]
+        return 3
 
 
 class Exchange:

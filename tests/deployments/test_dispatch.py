@@ -44,7 +44,7 @@ from protocols.errors import (
 )
 from protocols.events import Failed, Frame
 from protocols.request import Request
-from tests.deployments.fake_serve import FakeHandle, Items
+from tests.deployments.fake_serve import Answer, FakeHandle, Items
 from tests.deployments.support import (
     HELLO,
     STARTED,
@@ -636,3 +636,88 @@ async def test_a_lost_replica_is_replaced_by_a_real_one(make: Make, replica: Cal
     dying = await replica(False, fail_at=FakeFault(kind="backend_lost"))
     handle = FakeHandle(dying.generate, (await replica(True, tokens=5)).generate)
     assert len(tokens(await collect(make(handle)))) == 5
+
+
+# --- questions with one answer ----------------------------------------------------------------------------------------
+
+
+def answers(result: bytes | BaseException | asyncio.Event) -> Answer:
+    async def answer(request: bytes, **_: Any) -> bytes:
+        if isinstance(result, asyncio.Event):
+            await result.wait()
+            return b""
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    return answer
+
+
+SEVEN = encode((None, 7))
+
+
+async def test_a_prompt_is_counted_by_a_replica(make: Make, replica: Callable[..., Any]) -> None:
+    handle = FakeHandle((await replica(True)).count_tokens)
+    assert await make(handle).count_tokens(request(text="one two three")) == 4
+    assert handle.options_used == [{"stream": False, "_by_reference": False}]
+
+
+async def test_a_large_question_goes_through_the_object_store(make: Make) -> None:
+    handle = FakeHandle(answers(SEVEN))
+    await make(handle).count_tokens(request(text="x" * GRPC_REQUEST_LIMIT_BYTES))
+    assert handle.options_used == [{"stream": False, "_by_reference": True}]
+
+
+async def test_a_question_for_a_model_there_is_not_is_not_asked(make: Make) -> None:
+    handle = FakeHandle(answers(SEVEN))
+    with pytest.raises(ModelNotFound):
+        await make(handle).count_tokens(request(model="other"))
+    assert handle.calls == []
+
+
+@pytest.mark.parametrize("lost", [*LOST, None], ids=lambda error: type(error).__name__)
+async def test_a_question_whose_replica_is_lost_is_put_to_another(make: Make, lost: Exception | None) -> None:
+    first = encode((BackendLost("gone").info, None)) if lost is None else lost
+    handle = FakeHandle(answers(first), answers(SEVEN))
+    assert await make(handle).count_tokens(request()) == 7
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_a_question_is_repeated_up_to_the_limit(make: Make, retries: int) -> None:
+    handle = FakeHandle(answers(ActorDiedError()))
+    with pytest.raises(BackendLost):
+        await make(handle, retries=retries).count_tokens(request())
+    assert len(handle.calls) == retries + 1
+
+
+async def test_a_replicas_error_is_the_questions_error(make: Make) -> None:
+    handle = FakeHandle(answers(encode((ContextOverflow.of(9, 8).info, None))))
+    with pytest.raises(ContextOverflow) as caught:
+        await make(handle).count_tokens(request())
+    assert caught.value.details == {"n_prompt_tokens": 9, "n_ctx": 8}
+
+
+@pytest.mark.parametrize(("raised", "expected"), MAPPED, ids=lambda value: getattr(value, "__name__", None))
+async def test_serves_errors_are_ours_for_questions_too(
+    make: Make, raised: Exception, expected: type[ServingError]
+) -> None:
+    with pytest.raises(expected) as caught:
+        await make(FakeHandle(answers(raised)), retries=0).count_tokens(request())
+    assert "secret" not in caught.value.message
+
+
+async def test_a_question_without_an_answer_ends_at_the_limit(make: Make) -> None:
+    handle = FakeHandle(answers(asyncio.Event()))
+    with pytest.raises(DeadlineExceeded, match="within 0.01 seconds"):
+        await make(handle, first_frame_timeout_s=0.01).count_tokens(request())
+    assert handle.responses[0].cancelled
+
+
+async def test_a_question_whose_client_left_is_cancelled(make: Make) -> None:
+    handle = FakeHandle(answers(asyncio.Event()))
+    asking = asyncio.ensure_future(make(handle).count_tokens(request()))
+    await eventually(lambda: handle.calls)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert handle.responses[0].cancelled

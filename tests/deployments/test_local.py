@@ -70,6 +70,12 @@ async def test_a_model_there_is_not_is_an_error_that_names_what_there_is(pool: L
     assert caught.value.param == "model"
 
 
+async def test_a_prompt_is_counted_by_its_model(pool: LocalPool) -> None:
+    assert await pool.count_tokens(request("a", text="one two")) == 3
+    with pytest.raises(ModelNotFound, match="Available: a, b."):
+        await pool.count_tokens(request("c"))
+
+
 async def test_a_backends_error_goes_through() -> None:
     backend = FakeBackend(FakeSettings(fail_at=FakeFault(kind="backend_lost")))
     await backend.start()

@@ -156,6 +156,12 @@ def test_a_method_of_a_streaming_handle_keeps_its_options() -> None:
     assert generate.handle_options == DynamicHandleOptions("generate", stream=True, _by_reference=True)
 
 
+def test_an_asking_handle_goes_where_it_is_told() -> None:
+    for by_reference in (True, False):
+        count = ray_compat.asking_handle(handle(Routers()), by_reference=by_reference).count_tokens
+        assert count.handle_options == DynamicHandleOptions("count_tokens", stream=False, _by_reference=by_reference)
+
+
 def test_warming_up_makes_the_router_once() -> None:
     routers = Routers()
     cold = handle(routers)

@@ -13,11 +13,11 @@ import pytest
 
 from backends.fake import FakeFault, FakeSettings
 from deployments.channel import ChannelHub, ReturnAddress
-from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_frame
+from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_answer, decode_frame
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
 from protocols.errors import BackendLost, ContextOverflow, InternalError, ServingError
-from protocols.events import Failed, Frame
+from protocols.events import Failed, Frame, Started
 from protocols.request import Request
 from tests.deployments.support import WITHIN_S, eventually, request, tokens
 
@@ -150,6 +150,35 @@ async def test_a_backend_that_breaks_is_an_internal_error_whose_detail_stays_her
     assert isinstance(error_of(item), InternalError)
     assert b"secret" not in item
     assert "secret detail" in caplog.text
+
+
+async def test_a_prompt_is_counted_without_running_it(started: Start) -> None:
+    replica = await started()
+    wanted = request(text="one two three")
+    counted = decode_answer(await replica.count_tokens(encode(wanted), HINT), int)
+    (started_event,) = decode_frame(await anext(generate(replica, wanted))).events
+    assert isinstance(started_event, Started)
+    assert counted == started_event.prompt_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("raised", "returned"), [(ContextOverflow.of(9, 8), ContextOverflow), (ZeroDivisionError("secret"), InternalError)]
+)
+async def test_what_a_question_fails_with_is_its_answer(
+    started: Start, caplog: pytest.LogCaptureFixture, raised: Exception, returned: type[ServingError]
+) -> None:
+    replica = await started()
+
+    async def broken(_: Request) -> int:
+        raise raised
+
+    replica._backend.count_tokens = broken  # type: ignore[method-assign]
+    answer = await replica.count_tokens(encode(request()), HINT)
+    with pytest.raises(returned) as caught:
+        decode_answer(answer, int)
+    assert caught.value.details == getattr(raised, "details", {})
+    assert b"secret" not in answer
+    assert ("secret" in caplog.text) is (returned is InternalError)
 
 
 async def test_closing_the_call_frees_the_slot(started: Start) -> None:
