@@ -172,7 +172,7 @@ async def test_what_a_question_fails_with_is_its_answer(
     async def broken(_: Request) -> int:
         raise raised
 
-    replica._backend.count_tokens = broken  # type: ignore[method-assign]
+    replica._backend.count_tokens = broken  # type: ignore[assignment, method-assign]
     answer = await replica.count_tokens(encode(request()), HINT)
     with pytest.raises(returned) as caught:
         decode_answer(answer, int)
