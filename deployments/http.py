@@ -15,7 +15,7 @@ import msgspec
 from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
 from deployments.models import ModelEntry, ModelPool
 from deployments.settings import GatewaySettings
-from protocols import openai_chat, sse
+from protocols import anthropic_messages, openai_chat, sse
 from protocols.codec import Call, Codec, Encoder, Stamp
 from protocols.collect import Collector
 from protocols.errors import (
@@ -49,8 +49,13 @@ class HttpApp:
         self._settings = settings
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
+            "/v1/messages": {"POST": self._generate(anthropic_messages.CODEC)},
+            "/v1/messages/count_tokens": {"POST": self._worded(anthropic_messages.CODEC, self._count_tokens)},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
+            # What Claude Code asks for, before anything else, to see whether there is a server.
+            "/api/hello": {"GET": self._health},
+            "/": {"GET": self._health},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +69,7 @@ class HttpApp:
         except ServingError as error:
             # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
-            await _send_error(send, error, openai_chat.CODEC, allow)
+            await _send_error(send, error, _dialect(scope), allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -88,7 +93,13 @@ class HttpApp:
         await _send_json(send, 200, b'{"status":"ok"}')
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, _model_list(self._pool.models()))
+        entries = self._pool.models()
+        if _dialect(scope) is anthropic_messages.CODEC:
+            query = scope["query_string"].decode("latin-1")
+            body = anthropic_messages.model_page([(entry.id, entry.created) for entry in entries], query)
+        else:
+            body = _model_list(entries)
+        await _send_json(send, 200, body)
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].removeprefix("/v1/models/")
@@ -96,34 +107,54 @@ class HttpApp:
         if entry is None:
             known = ", ".join(entry.id for entry in self._pool.models()) or "none"
             raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
-        await _send_json(send, 200, msgspec.json.encode(_openai_model(entry)))
+        if _dialect(scope) is anthropic_messages.CODEC:
+            body = anthropic_messages.model_body(entry.id, entry.created)
+        else:
+            body = msgspec.json.encode(_openai_model(entry))
+        await _send_json(send, 200, body)
 
     # --- generation ---
 
-    def _generate(self, codec: Codec[Any]) -> Endpoint:
+    def _worded(self, codec: Codec[Any], answer: Endpoint) -> Endpoint:
+        """`answer`, whose errors become error answers of the dialect."""
+
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            request_id = scope[REQUEST_ID]
             try:
-                body = await read_body(receive, self._settings.max_body_bytes)
-                if body is None:
-                    raise ClientGone
-                call = codec.decode(body, request_id)
-                stamp = Stamp(secrets.token_hex(12), int(time.time()))
-                async with _cancelled_when_client_leaves(receive):
-                    if call.stream:
-                        await self._stream(codec, call, stamp, send)
-                    else:
-                        await self._complete(codec, call, stamp, send)
+                await answer(scope, receive, send)
             except ServingError as error:
                 await _send_error(send, error, codec)
             except (ClientGone, asyncio.CancelledError):
                 raise
             except Exception:
                 # The last boundary before the client: the detail goes to the log.
-                logger.exception("request %s failed", request_id)
+                logger.exception("request %s failed", scope[REQUEST_ID])
                 await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
 
         return endpoint
+
+    async def _body(self, receive: Receive) -> bytes:
+        body = await read_body(receive, self._settings.max_body_bytes)
+        if body is None:
+            raise ClientGone
+        return body
+
+    def _generate(self, codec: Codec[Any]) -> Endpoint:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            call = codec.decode(await self._body(receive), scope[REQUEST_ID])
+            stamp = Stamp(secrets.token_hex(12), int(time.time()))
+            async with _cancelled_when_client_leaves(receive):
+                if call.stream:
+                    await self._stream(codec, call, stamp, send)
+                else:
+                    await self._complete(codec, call, stamp, send)
+
+        return self._worded(codec, answer)
+
+    async def _count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = anthropic_messages.CODEC.decode(await self._body(receive), scope[REQUEST_ID])
+        async with _cancelled_when_client_leaves(receive):
+            tokens = await self._pool.count_tokens(call.request)
+        await _send_json(send, 200, anthropic_messages.token_count(tokens))
 
     async def _complete(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, send: Send) -> None:
         collector = Collector(call.request.n)
@@ -294,6 +325,14 @@ async def _send_error(
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     await _send_json(send, error.status, codec.error(error), headers)
+
+
+def _dialect(scope: Scope) -> Codec[Any]:
+    """The one that words what belongs to no dialect, by what the caller says of itself."""
+    anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    if anthropic or scope["path"].startswith("/v1/messages"):
+        return anthropic_messages.CODEC
+    return openai_chat.CODEC
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:

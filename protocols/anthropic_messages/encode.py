@@ -227,5 +227,7 @@ def _id(stamp: Stamp) -> str:
 
 
 def _call_id(id: str, stamp: Stamp, index: int) -> str:
-    """The model's own, which its template will want to see again, or one made from the answer's."""
-    return id or f"toolu_{stamp.id}{index:02d}"
+    """A model's own is what its template will want to see again. One that was made for it has Anthropic's prefix."""
+    if not id:
+        return f"toolu_{stamp.id}{index:02d}"
+    return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
