@@ -115,7 +115,9 @@ class Exchange:
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         if body is not None:
             self.upload(body)
-        scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+        path, _, query = path.partition("?")
+        scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+        scope["query_string"] = query.encode()
         self.task = asyncio.get_running_loop().create_task(self._run(app, scope))
 
     async def _run(self, app: ASGIApp, scope: dict[str, Any]) -> None:

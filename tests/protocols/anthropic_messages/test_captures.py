@@ -57,7 +57,7 @@ def _whole(value: Any, turn: int) -> Any:
 _SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
-    "properties": {"path": {"type": "string", "pattern": "^/"}, "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+    "properties": {"path": {"type": "string", "pattern": "^/"}, "n": {"anyOf": [{"type": "integer"}, {"const": 0}]}},
     "required": ["path"],
     "additionalProperties": False,
 }  # fmt: skip

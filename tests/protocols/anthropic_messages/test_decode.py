@@ -201,12 +201,13 @@ def test_a_tool_turn() -> None:
         assistant(
             {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
             text("One moment."),
-            {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": [1, None, "é"]}, "caller": {"type": "direct"}},
+            {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": [1, None, "é"]}, "caller": {}},
             {"type": "tool_use", "id": "toolu_2", "name": "g", "input": {}},
         ),
         user(
             {"type": "tool_result", "tool_use_id": "toolu_1", "content": "7", "is_error": False},
-            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("no such"), text(" file")], "is_error": True},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True,
+             "content": [text("no such"), text(" file")]},
             text("Go on."),
         ),
     )  # fmt: skip
@@ -505,7 +506,7 @@ def test_no_body_is_worse_than_invalid(fields: dict[str, Any]) -> None:
             lambda role, type_, rest: {"role": role, "content": [{"type": type_, **rest}]},
             st.sampled_from(("user", "assistant", "system")),
             st.sampled_from(("text", "image", "document", "tool_use", "tool_result", "tool_addition", "thinking", "x")),
-            st.dictionaries(st.sampled_from(("text", "source", "content", "thinking", "id", "name", "input", "tool")), _JSON),
+            st.dictionaries(st.sampled_from(("text", "source", "content", "thinking", "id", "input", "tool")), _JSON),
         ),
         min_size=1,
     )
