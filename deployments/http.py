@@ -324,7 +324,8 @@ async def _send_error(
     headers = list(extra)
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
-    await _send_json(send, error.status, codec.error(error), headers)
+    status = anthropic_messages.status(error) if codec is anthropic_messages.CODEC else error.status
+    await _send_json(send, status, codec.error(error), headers)
 
 
 def _dialect(scope: Scope) -> Codec[Any]:

@@ -8,7 +8,7 @@ import msgspec
 
 from protocols.anthropic_messages.decode import MessagesOptions, decode
 from protocols.anthropic_messages.encode import MessagesEncoder, render
-from protocols.anthropic_messages.errors import error_body
+from protocols.anthropic_messages.errors import error_body, status
 from protocols.anthropic_messages.models import model_body, model_page
 from protocols.codec import Call, Codec, Encoder, Stamp
 from protocols.collect import Completion
@@ -39,4 +39,4 @@ def token_count(tokens: int) -> bytes:
     return msgspec.json.encode({"input_tokens": tokens})
 
 
-__all__ = ["CODEC", "MessagesOptions", "model_body", "model_page", "token_count"]
+__all__ = ["CODEC", "MessagesOptions", "model_body", "model_page", "status", "token_count"]

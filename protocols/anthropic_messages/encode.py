@@ -34,7 +34,6 @@ from protocols.events import (
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
-    Usage,
 )
 from protocols.partial_json import JsonObject, json_object
 
@@ -98,7 +97,7 @@ class MessagesEncoder:
             model=self._model,
             stop_reason=None,
             stop_sequence=None,
-            usage=OutUsage.of(Usage(event.prompt_tokens, 0, event.cached_tokens)),
+            usage=OutUsage.at_start(event.prompt_tokens, event.cached_tokens),
         )
         return sse.message(b'{"type":"message_start","message":' + _encode(message) + b"}", b"message_start") + PING
 

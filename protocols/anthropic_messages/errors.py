@@ -6,7 +6,10 @@ import msgspec
 from msgspec import UNSET
 
 from protocols.anthropic_messages.wire import OutError
-from protocols.errors import ErrorInfo, InternalError
+from protocols.errors import ErrorInfo, InternalError, ServingError
+
+OVERLOADED = 529
+"""Anthropic's status for `overloaded_error`, where others have 503."""
 
 _TYPES: dict[str, str] = {
     "invalid_request": "invalid_request_error",
@@ -27,6 +30,10 @@ _TYPES: dict[str, str] = {
     "deadline_exceeded": "timeout_error",
 }
 """kind -> type: every kind of `protocols.errors`."""
+
+
+def status(error: ServingError) -> int:
+    return OVERLOADED if _TYPES.get(error.kind) == "overloaded_error" else error.status
 
 
 def error_body(error: ErrorInfo, request_id: str = "") -> bytes:

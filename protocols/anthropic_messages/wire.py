@@ -229,7 +229,12 @@ class OutUsage(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputDetails
+    # Not at the start of a stream: clients from before it was there keep what is said first, and that is not true yet.
+    output_tokens_details: OutputDetails | UnsetType
+
+    @classmethod
+    def at_start(cls, prompt_tokens: int, cached_tokens: int) -> OutUsage:
+        return cls(prompt_tokens - cached_tokens, 0, cached_tokens, 0, UNSET)
 
     @classmethod
     def of(cls, usage: Usage) -> OutUsage:

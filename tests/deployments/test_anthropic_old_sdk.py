@@ -35,7 +35,9 @@ def old_sdk() -> Path:
 
 def test_the_old_sdk_reads_the_same(old_sdk: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(old_sdk)}
-    judged = "import anthropic, sys, pytest; print(anthropic.__version__); sys.exit(pytest.main(sys.argv[1:]))"
+    judged = (
+        "import sys, pytest; code = pytest.main(sys.argv[1:]); import anthropic as a; print(a.__version__); exit(code)"
+    )
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
     done = subprocess.run(
         [sys.executable, "-c", judged, *options, "tests/deployments/test_anthropic_sdk.py"],
@@ -45,6 +47,6 @@ def test_the_old_sdk_reads_the_same(old_sdk: Path) -> None:
         text=True,
         timeout=240,
     )
-    assert done.stdout.startswith(VERSION)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"{VERSION}\n")
     assert "skipped" not in done.stdout

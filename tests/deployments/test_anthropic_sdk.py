@@ -80,7 +80,10 @@ def blocks(message: Any) -> list[tuple[Any, ...]]:
 
 
 def usage(message: Any) -> dict[str, Any]:
-    return {name: value for name, value in message.usage.to_dict().items() if value is not None}
+    counts = {name: value for name, value in message.usage.to_dict().items() if value is not None}
+    if BEFORE_1:
+        counts.pop("output_tokens_details", None)  # it keeps these of a body, and drops them of a stream
+    return counts
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -41,8 +41,9 @@ def message(raw: bytes) -> dict[str, Any]:
     built: dict[str, Any] = first["message"]
     assert built["content"] == []
     assert (built["stop_reason"], built["stop_sequence"]) == (None, None)
-    _check_usage(built["usage"])
+    assert "output_tokens_details" not in built["usage"]
     assert built["usage"]["output_tokens"] == 0
+    _check_usage({**built["usage"], "output_tokens_details": {"thinking_tokens": 0}})
     built["content"] = _blocks(inside)
     assert set(delta) == {"type", "delta", "usage"}
     assert set(delta["delta"]) == {"stop_reason", "stop_sequence"}
