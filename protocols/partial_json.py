@@ -69,8 +69,9 @@ class JsonObject:
                     self._scalar += match[0]
                     position = match.end()
             else:
-                out.append(self._structure(text, position))
-                position += self._at is not _At.SCALAR
+                piece, length = self._structure(text[position])
+                out.append(piece)
+                position += length
         return "".join(out)
 
     def finish(self) -> str:
@@ -87,27 +88,30 @@ class JsonObject:
 
     # --- between strings and scalars ---
 
-    def _structure(self, text: str, position: int) -> str:
-        """The character at `position`. A scalar begins at it, and is read from it."""
-        char, at = text[position], self._at
+    def _structure(self, char: str) -> tuple[str, int]:
+        """What `char` stands for, and how much of it is done with: 0 of the first of a scalar."""
+        at = self._at
         if char in _SPACE:
-            return ""
+            return "", 1
+        if at in (_At.VALUE, _At.ITEM) and _SCALAR.match(char):
+            self._at = _At.SCALAR
+            return "", 0
         if at is _At.START and char == "{":
             self._begun = True
-            return self._open("{", "}")
+            return self._open("{", "}"), 1
         if self._closers and char == self._closers[-1] and at in (_At.KEY, _At.ITEM, _At.NEXT):
-            return self._close()
+            return self._close(), 1
+        if at in (_At.VALUE, _At.ITEM):
+            return self._value(char), 1
         if at is _At.KEY and char == '"':
             self._at, self._key = _At.KEY_TEXT, '"'
         elif at is _At.COLON and char == ":":
             self._at = _At.VALUE
         elif at is _At.NEXT and char == ",":
             self._at = _At.KEY if self._closers[-1] == "}" else _At.ITEM
-        elif at in (_At.VALUE, _At.ITEM):
-            return self._value(char)
         else:
             self._at = _At.END
-        return ""
+        return "", 1
 
     def _value(self, char: str) -> str:
         if char == '"':
@@ -115,7 +119,7 @@ class JsonObject:
             return self._lead() + '"'
         if char in "{[" and len(self._closers) < MAX_DEPTH:
             return self._lead() + self._open(char, "}" if char == "{" else "]")
-        self._at = _At.SCALAR if _SCALAR.match(char) else _At.END
+        self._at = _At.END
         return ""
 
     def _lead(self) -> str:

@@ -30,7 +30,7 @@ from protocols.anthropic_messages.wire import (
     ToolUseBlock,
 )
 from protocols.errors import InvalidRequest
-from protocols.request import ContentPart, ImagePart, Message, Role, TextPart, ToolCall
+from protocols.request import ContentPart, ImagePart, Message, TextPart, ToolCall
 
 T = TypeVar("T")
 
@@ -96,10 +96,8 @@ class _Reader:
 
     def message(self, wire: InMessage, path: str) -> None:
         if wire.content is None and wire.role != "system":
-            raise InvalidRequest(f"Missing required parameter: '{path}.content'.", param=f"{path}.content")
-        content = wire.content or []
-        blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
-        path += ".content"
+            raise _missing(f"{path}.content")
+        blocks, path = _blocks(wire.content), f"{path}.content"
         match wire.role:
             case "system":
                 self.system(self._system_texts(blocks, path))
@@ -130,28 +128,24 @@ class _Reader:
             where = f"{path}[{i}]"
             match block:
                 case ToolResultBlock():
-                    self._add("user", parts)
+                    self._say(parts)
                     parts = []
                     self.messages.append(self._tool_result(block, where))
                 case ToolChangeBlock():
                     parts.append(self._tool_change(block, where))
                 case _:
                     parts += _parts(block, "a user message", where)
-        self._add("user", parts)
+        self._say(parts)
         if len(self.messages) == before:
             self.messages.append(Message("user"))
 
-    def _add(self, role: Role, parts: Sequence[ContentPart]) -> None:
+    def _say(self, parts: Sequence[ContentPart]) -> None:
         if content := _present(parts):
-            self.messages.append(Message(role, content))
+            self.messages.append(Message("user", content))
 
     def _tool_result(self, block: ToolResultBlock, path: str) -> Message:
         parts: list[ContentPart] = [TextPart("Error: ")] if block.is_error else []
-        content = block.content or []
-        if isinstance(content, str):
-            parts.append(TextPart(content))
-            content = []
-        for i, inner in enumerate(content):
+        for i, inner in enumerate(_blocks(block.content)):
             where = f"{path}.content[{i}]"
             if isinstance(inner, ToolReferenceBlock):
                 reference = ToolChange(type="tool_reference", name=inner.tool_name)
@@ -167,6 +161,10 @@ class _Reader:
         definition = block.tool.definition
         name = block.tool.name or (None if definition is None else definition.name)
         return _announced(_need(name, "name", f"{path}.tool"), offered)
+
+
+def _blocks(content: str | Sequence[Block] | None) -> Sequence[Block]:
+    return (TextBlock(type="text", text=content),) if isinstance(content, str) else content or ()
 
 
 def _announced(tool: str, offered: bool) -> TextPart:
@@ -238,15 +236,13 @@ def _document(block: DocumentBlock, where: str, path: str) -> list[ContentPart]:
         case "text":
             parts = [TextPart(_need(source.data, "data", inside))]
         case "content":
-            content = _need(source.content, "content", inside)
-            if isinstance(content, str):
-                parts = [TextPart(content)]
-            else:
-                parts = []
-                for i, inner in enumerate(content):
-                    if not isinstance(inner, TextBlock | ImageBlock):
-                        _refuse(inner, "a document", f"{inside}.content[{i}]")
-                    parts += _parts(inner, where, f"{inside}.content[{i}]")
+            if source.content is None:
+                raise _missing(f"{inside}.content")
+            parts = []
+            for i, inner in enumerate(_blocks(source.content)):
+                if not isinstance(inner, TextBlock | ImageBlock):
+                    _refuse(inner, "a document", f"{inside}.content[{i}]")
+                parts += _parts(inner, where, f"{inside}.content[{i}]")
         case _:
             raise InvalidRequest(
                 f"Invalid '{inside}.type': expected 'text' or 'content'; other documents, such as PDF, have to be sent "
@@ -273,8 +269,12 @@ def _present(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
 
 def _need(value: T | None, field: str, path: str) -> T:
     if value is None:
-        raise InvalidRequest(f"Missing required parameter: '{path}.{field}'.", param=f"{path}.{field}")
+        raise _missing(f"{path}.{field}")
     return value
+
+
+def _missing(path: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
 
 
 def _refuse(block: Block, where: str, path: str) -> NoReturn:

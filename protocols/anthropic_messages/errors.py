@@ -47,5 +47,5 @@ def error_body(error: ErrorInfo, request_id: str = "") -> bytes:
         tokens, limit = error.details.get("n_prompt_tokens"), error.details.get("n_ctx")
         message = f"prompt is too long: {tokens} tokens > {limit} maximum"
     # Details are additive integers, `n_prompt_tokens` and `n_ctx` of an overflow.
-    body = {"type": _TYPES[kind], "message": message, **error.details}
+    body: dict[str, str | int] = {"type": _TYPES[kind], "message": message, **error.details}
     return msgspec.json.encode(OutError(error=body, request_id=request_id or UNSET))

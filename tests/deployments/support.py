@@ -91,10 +91,14 @@ class ScriptedPool:
             self.open -= 1
 
     async def count_tokens(self, request: Request) -> int:
-        """The prompt tokens of `STARTED`; an exception that begins the script is raised instead."""
+        """The prompt tokens of `STARTED`, after what the script has before its first frame."""
         self.counted.append(request)
-        if self._script and isinstance(self._script[0], BaseException):
-            raise self._script[0]
+        for step in self._script:
+            if isinstance(step, Frame):
+                break
+            if isinstance(step, BaseException):
+                raise step
+            await step.wait()
         return 3
 
 
@@ -116,7 +120,7 @@ class Exchange:
         if body is not None:
             self.upload(body)
         path, _, query = path.partition("?")
-        scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": list(headers)}
         scope["query_string"] = query.encode()
         self.task = asyncio.get_running_loop().create_task(self._run(app, scope))
 
