@@ -1,7 +1,7 @@
 """Messages of content blocks -> canonical messages. A string is the same as one text block, wherever either may stand.
 
-What is rendered here depends on the message alone, never on later ones: a conversation's next turn begins with the
-very messages of this one, and finds them cached.
+What a message becomes depends on it alone, never on later ones: a conversation's next turn begins with the very
+messages of this one, and finds them cached. Only `clear_at` asks for something else.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ def conversation(system: str | list[TextBlock] | None, messages: Sequence[InMess
     reader.system([_without_billing(text) for text in texts])
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for i, message in enumerate(messages):
-        # "renders it only for the user turn it follows: once a later `role: "user"` message exists …"
-        if message.clear_at != "next_user_message" or message.role != "system" or i > last_user:
-            reader.message(message, f"messages[{i}]")
+        before = len(reader.messages)
+        reader.message(message, f"messages[{i}]")
+        if message.role == "system" and message.clear_at == "next_user_message" and i < last_user:
+            # "Once a later `role: "user"` message exists in `messages` the message stays in the array … but is no
+            # longer shown to the model." The tools it brought or took stay as it left them.
+            del reader.messages[before:]
     return Conversation(tuple(reader.messages), tuple(reader.updates))
 
 
