@@ -18,7 +18,8 @@ from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, Reques
 from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
-from protocols import llamacpp_native, openai_chat, openai_completions, openai_responses, sse
+from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses, sse
+from protocols.calls import CountTokens
 from protocols.codec import Call, Codec, Encoder, Reader, Stamp, frame_feed
 from protocols.collect import BatchCollector
 from protocols.errors import (
@@ -33,6 +34,7 @@ from protocols.errors import (
 from protocols.events import Failed, Frame
 from protocols.llamacpp_native import questions
 from protocols.openai_responses import RESPONSE_PREFIX
+from protocols.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,10 @@ class HttpApp:
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
+            "/v1/responses/input_tokens": {"POST": self._input_tokens},
             "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
+            "/v1/messages": {"POST": self._generate(anthropic_messages.CODEC)},
+            "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._models},
             "/v1/embeddings": {"POST": self._ask(questions.openai_embeddings, openai_chat.CODEC)},
             "/v1/rerank": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
@@ -97,7 +102,7 @@ class HttpApp:
         except ServingError as error:
             # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
-            await _send_error(send, error, _dialect(scope["path"]), allow)
+            await _send_error(send, error, _dialect(scope), allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -125,7 +130,13 @@ class HttpApp:
         await _send_json(send, 200, b'{"status":"ok"}')
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, _model_list(self._pool.models()))
+        entries = self._pool.models()
+        if _dialect(scope) is anthropic_messages.CODEC:
+            query = scope["query_string"].decode("latin-1")
+            body = anthropic_messages.model_page([(entry.id, entry.created) for entry in entries], query)
+        else:
+            body = _model_list(entries)
+        await _send_json(send, 200, body)
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].removeprefix("/v1/models/")
@@ -133,7 +144,11 @@ class HttpApp:
         if entry is None:
             known = ", ".join(entry.id for entry in self._pool.models()) or "none"
             raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
-        await _send_json(send, 200, msgspec.json.encode(_openai_model(entry)))
+        if _dialect(scope) is anthropic_messages.CODEC:
+            body = anthropic_messages.model_body(entry.id, entry.created)
+        else:
+            body = msgspec.json.encode(_openai_model(entry))
+        await _send_json(send, 200, body)
 
     # --- stored responses ---
 
@@ -172,6 +187,25 @@ class HttpApp:
     async def _slot_action(self, scope: Scope, receive: Receive, send: Send) -> None:
         action = questions.slot_action(scope["path"].removeprefix("/slots/"), _query(scope, "action"))
         await self._ask(action)(scope, receive, send)
+
+    async def _count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        codec, request_id = anthropic_messages.CODEC, scope[REQUEST_ID]
+        async with _errors_answered(send, codec, request_id):
+            call = codec.decode(await self._body(scope, receive), request_id)
+            async with _cancelled_when_client_leaves(receive):
+                tokens = await self._count(call.request)
+            await _send_json(send, 200, anthropic_messages.token_count(tokens))
+
+    async def _input_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope[REQUEST_ID]
+        async with _errors_answered(send, openai_responses.CODEC, request_id):
+            body = await self._body(scope, receive)
+            async with _cancelled_when_client_leaves(receive):
+                answer = await self._memory.input_tokens(body, request_id, self._count)
+            await _send_json(send, 200, answer)
+
+    async def _count(self, request: Request) -> int:
+        return await self._pool.call(CountTokens(request.id, request.model, request))
 
     # --- generation ---
 
@@ -344,8 +378,11 @@ async def _errors_answered(send: Send, codec: Codec[Any], request_id: str) -> As
         await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
 
 
-def _dialect(path: str) -> Codec[Any]:
-    """Whose words an error is told in where there is no endpoint to say so."""
+def _dialect(scope: Scope) -> Codec[Any]:
+    """The one that words what belongs to no dialect: by what the caller says of itself, and by the path."""
+    path = scope["path"]
+    if path.startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
+        return anthropic_messages.CODEC
     return openai_chat.CODEC if path.startswith("/v1/") else llamacpp_native.COMPLETION
 
 
@@ -418,7 +455,8 @@ async def _send_error(
     if isinstance(error, UnsupportedMediaType):
         # RFC 9110, 15.5.16: this header "ought to be used to indicate which … codings would have been accepted".
         headers.append((b"accept-encoding", content_encoding.ACCEPTED.encode()))
-    await _send_json(send, error.status, codec.error(error), headers)
+    status = anthropic_messages.status(error) if codec is anthropic_messages.CODEC else error.status
+    await _send_json(send, status, codec.error(error), headers)
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:

@@ -14,9 +14,10 @@ from pydantic_core import ErrorDetails, from_json
 from protocols.errors import InvalidRequest
 
 STRING, LIST, OBJECT = "<string>", "<list>", "<object>"
-"""Tags of a field of either shape. pydantic puts them into a path; they are never keys and are left out."""
+"""Tags of a field of either shape.
 
-_TAGS = frozenset({STRING, LIST, OBJECT})
+pydantic puts the tags of a union into a path. Those in angle brackets, as these, are never keys and are left out.
+"""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -102,7 +103,7 @@ _EXPECTED: dict[str, str] = {
 
 def invalid(error: ErrorDetails) -> InvalidRequest:
     loc = error["loc"]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if key not in _TAGS)[1:]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc if not _is_tag(key))[1:]
     if error["type"] == "missing":
         return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
     if loc[-1] == LIST and error["type"] == "list_type":
@@ -116,6 +117,10 @@ def invalid(error: ErrorDetails) -> InvalidRequest:
     # A string is shown only where it was to be one of a few words: anywhere else it may be the prompt.
     got = shown(error["input"], show_string=error["type"] == "literal_error")
     return InvalidRequest(f"Invalid '{path}': expected {expected}, got {got}.", param=path)
+
+
+def _is_tag(key: int | str) -> bool:
+    return isinstance(key, str) and key.startswith("<")
 
 
 def shown(value: object, *, show_string: bool = False) -> str:

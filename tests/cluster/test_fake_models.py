@@ -104,6 +104,17 @@ def test_a_request_too_large_for_grpc_still_arrives(client: openai.OpenAI) -> No
     assert error.value.code == "context_length_exceeded"
 
 
+def test_tokens_are_counted_by_the_model(system: Deployed) -> None:
+    def count(model: str, words: int) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": "word " * words}]}
+        return httpx.post(f"{system.url}/v1/messages/count_tokens", json=body, timeout=30)
+
+    assert count("fast", 3).json() == {"input_tokens": 4}
+    assert count("fast", 900_000).json() == {"input_tokens": 900_001}, "too large for gRPC"
+    unknown = count("unknown", 1)
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+
+
 def test_a_client_that_leaves_frees_its_slot_within_a_second(system: Deployed) -> None:
     body = json.dumps(
         {"model": "slow", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True}

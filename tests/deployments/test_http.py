@@ -715,7 +715,8 @@ def test_every_route_is_in_the_table() -> None:
     """The text of a 404 lists them: an operator sees all there is."""
     routes = HttpApp(ScriptedPool(), GatewaySettings())._routes
     assert " ".join(routes) == (
-        "/v1/chat/completions /v1/completions /v1/models /v1/embeddings /v1/rerank /v1/reranking /v1/health "
+        "/v1/chat/completions /v1/responses /v1/responses/input_tokens /v1/completions /v1/messages "
+        "/v1/messages/count_tokens /v1/models /v1/embeddings /v1/rerank /v1/reranking /v1/health "
         "/ /health /api/hello /models /completion /completions /infill /chat/completions /embedding /embeddings "
         "/rerank /reranking /tokenize /detokenize /apply-template /props /slots /slots/{id} /lora-adapters"
     )

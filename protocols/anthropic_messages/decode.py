@@ -1,0 +1,102 @@
+"""Body -> `Call[MessagesOptions]`. Everything that is wrong with a body is an `InvalidRequest` naming the JSON path.
+
+The same for every API version. `metadata`, `cache_control`, `context_management`, `service_tier` and the like ask for
+nothing that changes the answer here, and are not read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from protocols.anthropic_messages.content import conversation
+from protocols.anthropic_messages.tools import ToolBox
+from protocols.anthropic_messages.wire import Body, InMessage, OutputFormat, Thinking, ToolResultBlock
+from protocols.body import parse_object, validated
+from protocols.codec import Call
+from protocols.errors import InvalidRequest
+from protocols.request import ChatPrompt, Constraint, JsonSchemaConstraint, Message, Reasoning, Request, Sampling
+
+DEFAULT_MAX_TOKENS = 4096
+DEFAULT_THINKING_BUDGET = 10_000
+
+
+class MessagesOptions(msgspec.Struct, frozen=True):
+    """`thinking`: its text, only that there was some, or none of it, as nobody asked for any."""
+
+    thinking: Literal["shown", "omitted", "none"] = "none"
+
+
+def decode(body: bytes, request_id: str) -> Call[MessagesOptions]:
+    wire = validated(Body, parse_object(body))
+    if wire.mcp_servers:
+        raise InvalidRequest("Invalid 'mcp_servers': this server does not connect to any.", param="mcp_servers")
+    talk = conversation(wire.system, wire.messages)
+    if not talk.messages:
+        raise InvalidRequest("Invalid 'messages': expected at least one that has content.", param="messages")
+    tools = ToolBox(wire.tools or ())
+    for update in talk.updates:
+        tools.update(update)
+    choice = tools.choice(wire.tool_choice)
+    config = wire.output_config
+    reasoning = _reasoning(wire.thinking, wire.messages)
+    if config is not None and config.effort is not None:
+        reasoning = msgspec.structs.replace(reasoning, effort=config.effort)
+    request = Request(
+        id=request_id,
+        model=wire.model,
+        prompt=ChatPrompt(
+            talk.messages,
+            tools=tools.offered,
+            tool_choice=choice,
+            reasoning=reasoning,
+            continues=_continues(talk.messages),
+        ),
+        sampling=Sampling(
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_k=wire.top_k,
+            min_p=wire.min_p,
+            repeat_penalty=wire.repeat_penalty,
+            seed=wire.seed,
+        ),
+        max_tokens=DEFAULT_MAX_TOKENS if wire.max_tokens is None else wire.max_tokens,
+        stop=tuple(s for s in wire.stop_sequences or () if s),  # an empty one would match before the first token
+        ignore_eos=bool(wire.ignore_eos),
+        constraint=_constraint((config and config.format) or wire.output_format),
+    )
+    return Call((request,), stream=bool(wire.stream), options=MessagesOptions(_shown(wire.thinking, reasoning)))
+
+
+def _reasoning(thinking: Thinking | None, messages: list[InMessage]) -> Reasoning:
+    if thinking is None:
+        return Reasoning(enabled=False)
+    match thinking.type:
+        case "disabled":
+            return Reasoning(enabled=False)
+        case "adaptive":
+            return Reasoning(enabled=True)
+        case "enabled":
+            return Reasoning(enabled=True, budget_tokens=thinking.budget_tokens or DEFAULT_THINKING_BUDGET)
+        case "between_tools":
+            content = messages[-1].content
+            return Reasoning(enabled=isinstance(content, list) and any(isinstance(b, ToolResultBlock) for b in content))
+
+
+def _shown(thinking: Thinking | None, reasoning: Reasoning) -> Literal["shown", "omitted", "none"]:
+    if thinking is None or not reasoning.enabled:
+        return "none"
+    return "omitted" if thinking.display == "omitted" else "shown"
+
+
+def _constraint(format: OutputFormat | None) -> Constraint | None:
+    return None if format is None else JsonSchemaConstraint(format.json_schema)
+
+
+def _continues(messages: tuple[Message, ...]) -> bool:
+    """ "If the final message uses the `assistant` role, the response content will continue immediately from the content
+    in that message." After a call there is nothing to continue.
+    """
+    last = messages[-1]
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls

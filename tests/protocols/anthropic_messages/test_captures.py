@@ -1,0 +1,123 @@
+"""What real clients sent: bodies recorded from them, with the long strings put back at their length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.chat_template import ChatTemplate
+from protocols.anthropic_messages import CODEC
+from protocols.codec import Call
+from protocols.request import ChatPrompt
+from tests.protocols.anthropic_messages.test_encode import STAMP
+from tests.protocols.scripts import SCRIPTS
+
+FOLDER = Path(__file__).parents[4] / "shared" / "data" / "client-captures"
+BILLING = "x-anthropic-billing-header: cc_version=2.1.332; cc_entrypoint=sdk-cli; cch={};"
+BILLING_CHARS = 74
+"""How long Claude Code's first system block was."""
+
+CLAUDE_CODE = [
+    "claude-code-2.1.197_tool_turn",
+    "claude-code-2.1.332_tool_turn",
+    "claude-code-2.1.332_toolsearch",
+    "claude-code-2.1.332_claude-opus-name",
+    "claude-code-2.1.332_betas_off_discovery",
+]
+OTHERS = ["opencode-1.18.33_anthropic", "python_sdks_langchain", "js_sdks_vercel"]
+
+
+def bodies(name: str) -> list[dict[str, Any]]:
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"there is no {path}")
+    calls = [call for call in json.loads(path.read_text()) if call["path"].startswith("/v1/messages")]
+    return [_whole(call["body"], turn) for turn, call in enumerate(calls)]
+
+
+def _whole(value: Any, turn: int) -> Any:
+    match value:
+        case {"<keys>": keys}:
+            return {key: _SCHEMA[key] for key in keys}
+        case dict():
+            return {key: _whole(inner, turn) for key, inner in value.items()}
+        case list():
+            return [_whole(inner, turn) for inner in value]
+        case str() if value.startswith("<str "):
+            length = int(value[5:-1])
+            if length == BILLING_CHARS:
+                return BILLING.format(turn)
+            return (f"<reminder>{length}</reminder>\n" * length)[:length]
+    return value
+
+
+_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {"path": {"type": "string", "pattern": "^/"}, "n": {"anyOf": [{"type": "integer"}, {"const": 0}]}},
+    "required": ["path"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def decoded(body: dict[str, Any]) -> tuple[Call[Any], ChatPrompt]:
+    call = CODEC.decode(json.dumps(body).encode(), "r1")
+    prompt = call.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return call, prompt
+
+
+@pytest.mark.parametrize("name", CLAUDE_CODE + OTHERS)
+def test_what_they_sent_is_understood(name: str) -> None:
+    for body in bodies(name):
+        call, prompt = decoded(body)
+        assert call.stream is bool(body.get("stream"))
+        assert call.request.max_tokens == body.get("max_tokens", 4096)
+        assert len(prompt.messages) >= len(body["messages"])
+        offered = [tool["name"] for tool in body.get("tools", ()) if not tool.get("defer_loading")]
+        assert [tool.name for tool in prompt.tools][: len(offered)] == offered
+        assert not prompt.continues
+
+
+@pytest.mark.parametrize("name", CLAUDE_CODE)
+def test_B14_the_next_turn_begins_with_the_whole_last_one(name: str) -> None:
+    """Its tools and messages, and so its rendered prompt: nothing of what is cached is computed again."""
+    first, second = (decoded(body)[1] for body in bodies(name))
+    assert second.messages[: len(first.messages)] == first.messages
+    assert second.tools[: len(first.tools)] == first.tools
+    template = ChatTemplate()
+    texts = [template.render(prompt.messages, add_generation_prompt=False) for prompt in (first, second)]
+    assert texts[1].startswith(texts[0])
+    assert "x-anthropic-billing-header" not in texts[1]
+
+
+def test_B13_claude_codes_system_message_is_in_its_place() -> None:
+    first, second = (decoded(body)[1] for body in bodies("claude-code-2.1.332_tool_turn"))
+    assert [message.role for message in first.messages] == ["system", "user", "system"]
+    assert [message.role for message in second.messages] == ["system", "user", "system", "assistant", "tool"]
+    assert second.messages[3].reasoning == "let me think"
+
+
+def test_B16_claude_codes_tool_search() -> None:
+    first, second = (decoded(body)[1] for body in bodies("claude-code-2.1.332_toolsearch"))
+    assert "DeferredToolPlaceholder" not in {tool.name for tool in second.tools}
+    assert [tool.name for tool in second.tools[len(first.tools) :]] == ["WebFetch", "CronCreate"]
+
+
+def test_B08_claude_code_omits_thinking_and_gets_a_signature() -> None:
+    call, _ = decoded(bodies("claude-code-2.1.332_tool_turn")[0])
+    assert call.options.thinking == "omitted"
+    encoder = CODEC.encoder(call, STAMP)
+    raw = b"".join(encoder.feed(event) for event in SCRIPTS["reasoning_then_text"])
+    assert b"thinking_delta" not in raw
+    assert raw.count(b"signature_delta") == 1
+
+
+def test_nothing_of_the_users_identity_is_kept() -> None:
+    body = bodies("claude-code-2.1.332_tool_turn")[0]
+    body["metadata"]["user_id"] = "device-1234"
+    call, _ = decoded(body)
+    assert "device-1234" not in repr(call)
