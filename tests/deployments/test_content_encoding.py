@@ -124,7 +124,7 @@ def test_a_coding_that_is_not_known_is_refused_with_those_that_are() -> None:
 
 
 def app(**settings: int) -> ASGIApp:
-    return build_app(ScriptedPool(HELLO), GatewaySettings(**settings), echo_request_id=False)  # type: ignore[arg-type]
+    return build_app(ScriptedPool(HELLO), GatewaySettings(**settings), echo_request_id=False)
 
 
 async def post(body: bytes, encoding: bytes, path: str = CHAT, **settings: int) -> Exchange:
