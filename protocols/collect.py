@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -73,6 +73,11 @@ def summed_usage(parts: Sequence[Usage]) -> Usage:
     )
 
 
+def first_timings(ends: Iterable[Finished]) -> Timings | None:
+    """Those of the lowest choice that has any."""
+    return next((end.timings for end in sorted(ends, key=lambda end: end.choice) if end.timings is not None), None)
+
+
 class _OpenChoice:
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -124,14 +129,12 @@ class Collector:
 
     def result(self) -> Completion:
         choices: list[Choice] = []
-        usages: list[Usage] = []
-        timings: Timings | None = None
+        ends: list[Finished] = []
         for index, choice in enumerate(self._choices):
             end = choice.finished
             if end is None:
                 raise IllegalEvent(f"the stream ended before choice {index} finished")
-            usages.append(end.usage)
-            timings = timings or end.timings
+            ends.append(end)
             choices.append(
                 Choice(
                     index=index,
@@ -146,7 +149,7 @@ class Collector:
                     finished=end,
                 )
             )
-        return Completion(tuple(choices), total_usage(usages), timings)
+        return Completion(tuple(choices), total_usage([end.usage for end in ends]), first_timings(ends))
 
 
 class BatchCollector:

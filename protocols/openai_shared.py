@@ -1,14 +1,19 @@
-"""What OpenAI's two completion dialects have in common: the parameters both narrow, and the numbers both report."""
+"""What OpenAI's two completion dialects have in common: parameters, and what stands around the choices of an answer."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from protocols.body import Wire
+from protocols.codec import Stamp
+from protocols.collect import Completion
 from protocols.events import Usage
+from protocols.llamacpp_extras import OutTimings
 from protocols.sampling_fields import SamplingFields
 
 FINGERPRINT = "b1-tokenyard"
@@ -65,3 +70,36 @@ class OutUsage(msgspec.Struct, frozen=True):
             prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
             completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
         )
+
+
+ChoiceT = TypeVar("ChoiceT")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OutAnswer(msgspec.Struct, Generic[ChoiceT], frozen=True, kw_only=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: tuple[ChoiceT, ...]
+    usage: OutUsage
+    timings: OutTimings | UnsetType = UNSET
+
+
+def answer_body(
+    id: str, object: str, stamp: Stamp, model: str, choices: Iterable[ChoiceT], completion: Completion
+) -> bytes:
+    return _encode(
+        OutAnswer(
+            id=id,
+            object=object,
+            created=stamp.created,
+            model=model,
+            system_fingerprint=FINGERPRINT,
+            choices=tuple(choices),
+            usage=OutUsage.of(completion.usage),
+            timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
+        )
+    )

@@ -34,6 +34,8 @@ I32 = 2**31 - 1
 MAX_CHOICES = 128
 """OpenAI's limit for `n`. How many of them run at once is the engine's to say."""
 MAX_BIASES = 4096
+MAX_PROBS = 1000
+"""Alternatives per token. More would keep everyone else waiting for them."""
 
 Strings = Annotated[list[str], Field(max_length=128)]
 Stop = Annotated[Annotated[str, Tag(STRING)] | Annotated[Strings, Tag(LIST)], STRING_OR_LIST]
@@ -104,7 +106,7 @@ class SamplingFields(Wire):
     grammar_triggers: Annotated[list[TriggerField], Field(max_length=1024)] | None = None
     preserved_tokens: Annotated[list[str], Field(max_length=1024)] | None = None
     # Probabilities that are reported.
-    n_probs: Natural | None = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     # Slots, their KV cache, and adapters.
     id_slot: NaturalOrAll | None = None

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from protocols import sse
 from protocols.codec import Call, Stamp
-from protocols.collect import Choice, Completion, total_usage
+from protocols.collect import Choice, Completion, first_timings, total_usage
 from protocols.events import (
     Event,
     Failed,
@@ -20,23 +20,21 @@ from protocols.events import (
     ReasoningDelta,
     Started,
     TextDelta,
-    Timings,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
 )
-from protocols.llamacpp_extras import OutProgress, OutTimings
+from protocols.llamacpp_extras import OutProgress
 from protocols.openai_chat.decode import ChatOptions
 from protocols.openai_chat.wire import (
     OutChoice,
-    OutCompletion,
     OutFunction,
     OutLogprobs,
     OutMessage,
     OutToolCall,
 )
-from protocols.openai_errors import error_body
-from protocols.openai_shared import FINGERPRINT, OutUsage
+from protocols.openai_chunks import Chunks
+from protocols.openai_shared import answer_body
 from protocols.request import ChatPrompt, Request
 from protocols.token_logprobs import OutTokenLogprob
 
@@ -57,25 +55,18 @@ class ChatEncoder:
         self._reasons = finish_reasons(call.request)
         self._logprobs = call.request.logprobs is not None
         self._progress = call.options.progress
-        self._include_usage = call.options.include_usage
-        head = (
-            b'data: {"id":' + _encode(_id(stamp)) + b',"object":"chat.completion.chunk","created":'
-            + _encode(stamp.created) + b',"model":' + _encode(call.request.model)
-            + b',"system_fingerprint":' + _encode(FINGERPRINT) + b',"choices":['
-        )  # fmt: skip
-        # "include_usage → all other chunks carry `usage:null`"
-        self._usage = b',"usage":null' if self._include_usage else b""
-        self._head = head
-        self._delta = [head + b'{"index":%d,"delta":' % choice for choice in range(n)]
+        self._chunks = Chunks(
+            _id(stamp), "chat.completion.chunk", stamp, call.request.model, call.options.include_usage
+        )
+        self._delta = [self._chunks.head + b'{"index":%d,"delta":' % choice for choice in range(n)]
         self._text = [delta + b'{"content":' for delta in self._delta]
         self._reasoning = [delta + b'{"reasoning_content":' for delta in self._delta]
-        self._close = b',"finish_reason":null}]' + self._usage + b"}\n\n"
-        self._close_delta = b',"logprobs":null' + self._close
+        self._open = b',"finish_reason":null}]' + self._chunks.usage
+        self._close_delta = b',"logprobs":null' + self._open + b"}\n\n"
         self._close_text = b"}" + self._close_delta
         self._started = False
         self._argued = [False] * n  # whether the open call of a choice has had arguments
         self._finished: list[Finished] = []
-        self._done = False
 
     def feed(self, event: Event) -> bytes:
         match event:
@@ -103,8 +94,7 @@ class ChatEncoder:
             case Finished():
                 return self._finish(event)
             case Failed():
-                self._end()
-                return sse.message(error_body(event.error, prompt_param="messages")) + sse.DONE
+                return self._chunks.failed(event.error, prompt_param="messages")
             case _:
                 assert_never(event)
 
@@ -120,8 +110,14 @@ class ChatEncoder:
 
     def _prefill(self, event: Progress) -> bytes:
         progress = _encode(OutProgress.of(event))
-        delta = b'{},"logprobs":null,"finish_reason":null}]' + self._usage
-        return self._delta[event.choice] + delta + b',"prompt_progress":' + progress + b"}\n\n"
+        return (
+            self._delta[event.choice]
+            + b'{},"logprobs":null'
+            + self._open
+            + b',"prompt_progress":'
+            + progress
+            + b"}\n\n"
+        )
 
     def _text_with_logprobs(self, event: TextDelta) -> bytes:
         """A token may have no text of its own: then its probability comes with a delta that has none either."""
@@ -129,7 +125,7 @@ class ChatEncoder:
             return b""
         delta = b'{"content":' + _encode(event.text) + b"}" if event.text else b"{}"
         logprobs = _encode(OutLogprobs(tuple(OutTokenLogprob.of(item) for item in event.logprobs)))
-        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + self._close
+        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + self._open + b"}\n\n"
 
     def _tool_call(self, choice: int, call: OutToolCall) -> bytes:
         return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close_delta
@@ -141,37 +137,18 @@ class ChatEncoder:
 
     def _finish(self, event: Finished) -> bytes:
         self._finished.append(event)
-        last = len(self._finished) >= len(self._delta)
-        if last:
-            self._end()
         reason = _encode(self._reasons[event.reason])
-        chunk = self._delta[event.choice] + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._usage
-        if not last:
+        end = b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._chunks.usage
+        chunk = self._delta[event.choice] + end
+        if len(self._finished) < len(self._delta):
             return chunk + b"}\n\n"
-        timings = _timings(self._finished)
-        if not self._include_usage:
-            return chunk + timings + b"}\n\n" + sse.DONE
-        usage = _encode(OutUsage.of(total_usage([end.usage for end in self._finished])))
-        return chunk + b"}\n\n" + self._head + b'],"usage":' + usage + timings + b"}\n\n" + sse.DONE
-
-    def _end(self) -> None:
-        if self._done:
-            raise IllegalEvent("a second end of the stream")
-        self._done = True
+        usage = total_usage([end.usage for end in self._finished])
+        return self._chunks.last(chunk, usage, first_timings(self._finished))
 
 
 def render(call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> bytes:
-    return _encode(
-        OutCompletion(
-            id=_id(stamp),
-            created=stamp.created,
-            model=call.request.model,
-            system_fingerprint=FINGERPRINT,
-            choices=tuple(_choice(choice, call.request, stamp) for choice in completion.choices),
-            usage=OutUsage.of(completion.usage),
-            timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
-        )
-    )
+    choices = [_choice(choice, call.request, stamp) for choice in completion.choices]
+    return answer_body(_id(stamp), "chat.completion", stamp, call.request.model, choices, completion)
 
 
 def _choice(choice: Choice, request: Request, stamp: Stamp) -> OutChoice:
@@ -204,12 +181,6 @@ def finish_reasons(request: Request) -> dict[FinishReason, FinishReason]:
 def call_id(stamp: Stamp, choice: int, index: int) -> str:
     """For a call that the model gave no id: the same in a stream and in a body, and no other call's."""
     return f"call_{stamp.id}{choice:02x}{index:02x}"
-
-
-def _timings(finished: list[Finished]) -> bytes:
-    ends = sorted(finished, key=lambda end: end.choice)
-    first: Timings | None = next((end.timings for end in ends if end.timings is not None), None)
-    return b"" if first is None else b',"timings":' + _encode(OutTimings.of(first))
 
 
 def _id(stamp: Stamp) -> str:

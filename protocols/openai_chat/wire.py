@@ -13,8 +13,7 @@ from pydantic import Field, Tag
 
 from protocols.body import LIST, OBJECT, STRING, STRING_OR_LIST, STRING_OR_OBJECT, Wire
 from protocols.events import FinishReason
-from protocols.llamacpp_extras import OutTimings
-from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields, OutUsage
+from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields
 from protocols.sampling_fields import I32, NaturalOrAll
 from protocols.token_logprobs import OutTokenLogprob
 
@@ -169,14 +168,3 @@ class OutChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: OutMessage
     logprobs: OutLogprobs | None
     finish_reason: FinishReason
-
-
-class OutCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: tuple[OutChoice, ...]
-    usage: OutUsage
-    timings: OutTimings | UnsetType = UNSET

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
-from msgspec import UNSET
 
 from protocols import sse
 from protocols.codec import Call, Stamp
-from protocols.collect import Completion, summed_usage, total_usage
+from protocols.collect import Completion, first_timings, summed_usage, total_usage
 from protocols.events import (
     Event,
     Failed,
@@ -20,17 +19,17 @@ from protocols.events import (
     ReasoningDelta,
     Started,
     TextDelta,
-    Timings,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
+    Usage,
 )
-from protocols.llamacpp_extras import OutProgress, OutTimings
+from protocols.llamacpp_extras import OutProgress
+from protocols.openai_chunks import Chunks
 from protocols.openai_completions.decode import CompletionOptions
 from protocols.openai_completions.logprobs import LegacyLogprobs
-from protocols.openai_completions.wire import FinishWord, OutChoice, OutCompletion
-from protocols.openai_errors import error_body
-from protocols.openai_shared import FINGERPRINT, OutUsage
+from protocols.openai_completions.wire import FinishWord, OutChoice
+from protocols.openai_shared import answer_body
 
 _REASONS: dict[FinishReason, FinishWord] = {"stop": "stop", "length": "length", "tool_calls": "stop"}
 """ "finish ∈ stop/length/content_filter (never tool_calls)" """
@@ -46,25 +45,17 @@ class CompletionEncoder:
 
     def __init__(self, call: Call[CompletionOptions], stamp: Stamp) -> None:
         self._requests = call.requests
-        self._include_usage = call.options.include_usage
         self._progress = call.options.progress
         self._echo = _echoes(call)
-        head = (
-            b'data: {"id":' + _encode(_id(stamp)) + b',"object":"text_completion","created":'
-            + _encode(stamp.created) + b',"model":' + _encode(call.requests[0].model)
-            + b',"system_fingerprint":' + _encode(FINGERPRINT) + b',"choices":['
-        )  # fmt: skip
-        self._usage = b',"usage":null' if self._include_usage else b""
-        self._head = head
+        self._chunks = Chunks(_id(stamp), "text_completion", stamp, call.requests[0].model, call.options.include_usage)
         n = sum(request.n for request in call.requests)
-        self._text = [head + b'{"index":%d,"text":' % choice for choice in range(n)]
-        self._open = b',"finish_reason":null}]' + self._usage
+        self._text = [self._chunks.head + b'{"index":%d,"text":' % choice for choice in range(n)]
+        self._open = b',"finish_reason":null}]' + self._chunks.usage
         self._close = b',"logprobs":null' + self._open + b"}\n\n"
         wanted = call.requests[0].logprobs is not None
         self._logprobs = [LegacyLogprobs() for _ in range(n)] if wanted else None
         self._started = False
         self._finished: dict[int, Finished] = {}
-        self._done = False
 
     def feed(self, event: Event) -> bytes:
         match event:
@@ -81,8 +72,7 @@ class CompletionEncoder:
             case Finished():
                 return self._finish(event)
             case Failed():
-                self._end()
-                return sse.message(error_body(event.error, prompt_param="prompt")) + sse.DONE
+                return self._chunks.failed(event.error, prompt_param="prompt")
             case _:
                 assert_never(event)
 
@@ -113,63 +103,38 @@ class CompletionEncoder:
         if event.choice in self._finished:
             raise IllegalEvent(f"a second end of choice {event.choice}")
         self._finished[event.choice] = event
-        last = len(self._finished) == len(self._text)
-        if last:
-            self._end()
         reason = _encode(_REASONS[event.reason])
-        chunk = self._text[event.choice] + b'"","logprobs":null,"finish_reason":' + reason + b"}]" + self._usage
-        if not last:
+        end = b'"","logprobs":null,"finish_reason":' + reason + b"}]" + self._chunks.usage
+        chunk = self._text[event.choice] + end
+        if len(self._finished) < len(self._text):
             return chunk + b"}\n\n"
-        timings = self._timings()
-        if not self._include_usage:
-            return chunk + timings + b"}\n\n" + sse.DONE
-        usage = _encode(self._total())
-        return chunk + b"}\n\n" + self._head + b'],"usage":' + usage + timings + b"}\n\n" + sse.DONE
+        # Timings of several prompts that ran side by side would be nobody's.
+        timings = first_timings(self._finished.values()) if len(self._requests) == 1 else None
+        return self._chunks.last(chunk, self._usage(), timings)
 
-    def _total(self) -> OutUsage:
+    def _usage(self) -> Usage:
+        """All prompts, each counted once, and all completions."""
         parts, first = [], 0
         for request in self._requests:
             of_prompt = [self._finished[choice].usage for choice in range(first, first + request.n)]
             parts.append(total_usage(of_prompt))
             first += request.n
-        return OutUsage.of(summed_usage(parts))
-
-    def _timings(self) -> bytes:
-        """Those of a single prompt: of several that ran side by side they would be nobody's."""
-        ends = sorted(self._finished.items())
-        first: Timings | None = next((end.timings for _, end in ends if end.timings is not None), None)
-        if first is None or len(self._requests) > 1:
-            return b""
-        return b',"timings":' + _encode(OutTimings.of(first))
-
-    def _end(self) -> None:
-        if self._done:
-            raise IllegalEvent("a second end of the stream")
-        self._done = True
+        return summed_usage(parts)
 
 
 def render(call: Call[CompletionOptions], stamp: Stamp, completion: Completion) -> bytes:
     echo = _echoes(call)
     wanted = call.requests[0].logprobs is not None
-    return _encode(
-        OutCompletion(
-            id=_id(stamp),
-            created=stamp.created,
-            model=call.requests[0].model,
-            system_fingerprint=FINGERPRINT,
-            choices=tuple(
-                OutChoice(
-                    text=echo[choice.index] + choice.text,
-                    index=choice.index,
-                    logprobs=LegacyLogprobs().take(choice.logprobs) if wanted else None,
-                    finish_reason=_REASONS[choice.reason],
-                )
-                for choice in completion.choices
-            ),
-            usage=OutUsage.of(completion.usage),
-            timings=UNSET if completion.timings is None else OutTimings.of(completion.timings),
+    choices = [
+        OutChoice(
+            text=echo[choice.index] + choice.text,
+            index=choice.index,
+            logprobs=LegacyLogprobs().take(choice.logprobs) if wanted else None,
+            finish_reason=_REASONS[choice.reason],
         )
-    )
+        for choice in completion.choices
+    ]
+    return answer_body(_id(stamp), "text_completion", stamp, call.requests[0].model, choices, completion)
 
 
 def _echoes(call: Call[CompletionOptions]) -> list[str]:

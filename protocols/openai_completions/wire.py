@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from pydantic import Field
 
-from protocols.llamacpp_extras import OutTimings
-from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields, OutUsage
+from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields
 from protocols.sampling_fields import I32
 
 FinishWord = Literal["stop", "length"]
@@ -46,14 +44,3 @@ class OutChoice(msgspec.Struct, frozen=True):
     index: int
     logprobs: OutLogprobs | None
     finish_reason: FinishWord
-
-
-class OutCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: tuple[OutChoice, ...]
-    usage: OutUsage
-    timings: OutTimings | UnsetType = UNSET

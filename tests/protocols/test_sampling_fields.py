@@ -216,6 +216,7 @@ def test_wrong_biases(bias: Any, param: str, words: str) -> None:
         ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers", "expected a list, got a string"),
         ({"adaptive_decay": 1}, "adaptive_decay", "at most 0.99"),
         ({"min_keep": -1}, "min_keep", "at least 0"),
+        ({"n_probs": 1001}, "n_probs", "at most 1000"),
         ({"sse_ping_interval": -2}, "sse_ping_interval", "at least -1"),
         ({"temperature": "hot"}, "temperature", "expected a number, got a string"),
         ({"top_k": 1.5}, "top_k", "expected an integer"),

@@ -32,6 +32,7 @@ from protocols.events import (
 from protocols.openai_chat import CODEC, ChatOptions
 from protocols.request import ChatPrompt, LogprobOptions, Message, Request, TextPart, ToolChoice
 from protocols.sse import SseParser
+from tests.protocols.openai import check_numbers, chunks
 from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, START, TWO_CHOICES, legal_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,14 +100,6 @@ def test_no_golden_is_left_over() -> None:
 # --- streams ------------------------------------------------------------
 
 
-def chunks(raw: bytes) -> list[dict[str, Any]]:
-    """The JSON of all chunks, of a stream that ends as it must."""
-    events = SseParser().feed(raw)
-    assert [event.data for event in events].count("[DONE]") == 1
-    assert events[-1].data == "[DONE]"
-    return [msgspec.json.decode(event.data) for event in events[:-1]]
-
-
 def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     """What a client makes of the chunks: one message and finish reason per choice."""
     choices: list[dict[str, Any]] = [
@@ -160,14 +153,7 @@ def test_concatenated_deltas_are_the_body(
         assert (expected["logprobs"] is not None) == logprobs
         assert choice["logprobs"] == (expected["logprobs"] or {"content": []})["content"]
         assert (message["content"] is None) == (bool(calls) and not choice["content"])
-    if include_usage:
-        assert parts[-1]["choices"] == []
-        assert parts[-1]["usage"] == whole["usage"]
-        assert all(part["usage"] is None for part in parts[:-1])
-    else:
-        assert not any("usage" in part for part in parts)
-    assert parts[-1].get("timings") == whole.get("timings")
-    assert not any("timings" in part for part in parts[:-1])
+    check_numbers(parts, whole, include_usage)
 
 
 @given(_CASES)

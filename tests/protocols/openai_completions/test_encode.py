@@ -22,6 +22,7 @@ from protocols.errors import ContextOverflow, InternalError
 from protocols.events import Event, Failed, Finished, IllegalEvent, Started, TextDelta, Timings, TokenLogprob, Usage
 from protocols.openai_completions import CODEC, CompletionOptions
 from protocols.sse import SseParser
+from tests.protocols.openai import check_numbers, chunks
 from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, START, TWO_CHOICES, legal_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -87,14 +88,6 @@ def test_no_golden_is_left_over() -> None:
 # --- streams ------------------------------------------------------------
 
 
-def chunks(raw: bytes) -> list[dict[str, Any]]:
-    """The JSON of all chunks, of a stream that ends as it must."""
-    events = SseParser().feed(raw)
-    assert [event.data for event in events].count("[DONE]") == 1
-    assert events[-1].data == "[DONE]"
-    return [msgspec.json.decode(event.data) for event in events[:-1]]
-
-
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -147,14 +140,7 @@ def test_concatenated_chunks_are_the_body(
         assert choice["finish_reason"] == expected["finish_reason"]
         assert (expected["logprobs"] is not None) == logprobs
         assert all(choice[name] == (expected["logprobs"] or {name: []})[name] for name in _LISTS)
-    if include_usage:
-        assert parts[-1]["choices"] == []
-        assert parts[-1]["usage"] == whole["usage"]
-        assert all(part["usage"] is None for part in parts[:-1])
-    else:
-        assert not any("usage" in part for part in parts)
-    assert parts[-1].get("timings") == whole.get("timings")
-    assert not any("timings" in part for part in parts[:-1])
+    check_numbers(parts, whole, include_usage)
     assert {(part["id"], part["created"], part["model"], part["object"]) for part in parts} == {
         ("cmpl-0123456789abcdef", 1_700_000_000, 'mo"del/ü', "text_completion")
     }

@@ -1,0 +1,50 @@
+"""What stands around the choices of a chunk in OpenAI's two completion dialects, and how their streams end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocols import sse
+from protocols.codec import Stamp
+from protocols.errors import ErrorInfo
+from protocols.events import IllegalEvent, Timings, Usage
+from protocols.llamacpp_extras import OutTimings
+from protocols.openai_errors import error_body
+from protocols.openai_shared import FINGERPRINT, OutUsage
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Chunks:
+    """`head` begins every chunk of a stream and `usage` ends its choices; the rest is what happens once.
+
+    "include_usage → all other chunks carry `usage:null`"
+    """
+
+    def __init__(self, id: str, object: str, stamp: Stamp, model: str, include_usage: bool) -> None:
+        self._include_usage = include_usage
+        self._ended = False
+        self.usage = b',"usage":null' if include_usage else b""
+        self.head = (
+            b'data: {"id":' + _encode(id) + b',"object":' + _encode(object)
+            + b',"created":' + _encode(stamp.created) + b',"model":' + _encode(model)
+            + b',"system_fingerprint":' + _encode(FINGERPRINT) + b',"choices":['
+        )  # fmt: skip
+
+    def last(self, chunk: bytes, usage: Usage, timings: Timings | None) -> bytes:
+        """The end of a stream whose last choice ends with `chunk`, which is not closed yet."""
+        self._end()
+        extra = b"" if timings is None else b',"timings":' + _encode(OutTimings.of(timings))
+        if not self._include_usage:
+            return chunk + extra + b"}\n\n" + sse.DONE
+        totals = _encode(OutUsage.of(usage))
+        return chunk + b"}\n\n" + self.head + b'],"usage":' + totals + extra + b"}\n\n" + sse.DONE
+
+    def failed(self, error: ErrorInfo, prompt_param: str) -> bytes:
+        self._end()
+        return sse.message(error_body(error, prompt_param)) + sse.DONE
+
+    def _end(self) -> None:
+        if self._ended:
+            raise IllegalEvent("a second end of the stream")
+        self._ended = True
