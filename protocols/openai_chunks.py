@@ -6,10 +6,8 @@ import msgspec
 
 from protocols import sse
 from protocols.codec import Stamp
-from protocols.errors import ErrorInfo
 from protocols.events import IllegalEvent, Timings, Usage
 from protocols.llamacpp_extras import OutTimings
-from protocols.openai_errors import error_body
 from protocols.openai_shared import FINGERPRINT, OutUsage
 
 _encode = msgspec.json.Encoder().encode
@@ -40,9 +38,10 @@ class Chunks:
         totals = _encode(OutUsage.of(usage))
         return chunk + b"}\n\n" + self.head + b'],"usage":' + totals + extra + b"}\n\n" + sse.DONE
 
-    def failed(self, error: ErrorInfo, prompt_param: str) -> bytes:
+    def failed(self, error: bytes) -> bytes:
+        """`error` is the body of an answer that had failed before it began."""
         self._end()
-        return sse.message(error_body(error, prompt_param)) + sse.DONE
+        return sse.message(error) + sse.DONE
 
     def _end(self) -> None:
         if self._ended:
