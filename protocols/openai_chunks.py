@@ -6,10 +6,8 @@ import msgspec
 
 from protocols import sse
 from protocols.codec import Stamp
-from protocols.errors import ErrorInfo
 from protocols.events import IllegalEvent, Timings, Usage
 from protocols.llamacpp_extras import OutTimings
-from protocols.openai_errors import error_body
 from protocols.openai_shared import FINGERPRINT, OutUsage
 
 _encode = msgspec.json.Encoder().encode
@@ -33,18 +31,19 @@ class Chunks:
 
     def last(self, chunk: bytes, usage: Usage, timings: Timings | None) -> bytes:
         """The end of a stream whose last choice ends with `chunk`, which is not closed yet."""
-        self.end()
+        self._end()
         extra = b"" if timings is None else b',"timings":' + _encode(OutTimings.of(timings))
         if not self._include_usage:
             return chunk + extra + b"}\n\n" + sse.DONE
         totals = _encode(OutUsage.of(usage))
         return chunk + b"}\n\n" + self.head + b'],"usage":' + totals + extra + b"}\n\n" + sse.DONE
 
-    def failed(self, error: ErrorInfo, prompt_param: str) -> bytes:
-        self.end()
-        return sse.message(error_body(error, prompt_param)) + sse.DONE
+    def failed(self, error: bytes) -> bytes:
+        """`error` is the body of an answer that had failed before it began."""
+        self._end()
+        return sse.message(error) + sse.DONE
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if self._ended:
             raise IllegalEvent("a second end of the stream")
         self._ended = True

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols import sse
 from protocols.codec import Call
-from protocols.events import Event, Failed
+from protocols.errors import ErrorInfo
 from protocols.llamacpp_native.errors import error_body
 from protocols.openai_chat.decode import ChatOptions, decode
 from protocols.openai_chat.encode import ChatEncoder
@@ -24,8 +23,5 @@ def decode_chat(body: bytes, request_id: str) -> Call[ChatOptions]:
 class NativeChatEncoder(ChatEncoder):
     ROLE: ClassVar[bytes] = b'{"role":"assistant","content":null}'
 
-    def feed(self, event: Event) -> bytes:
-        if isinstance(event, Failed):
-            self._chunks.end()
-            return sse.message(error_body(event.error)) + sse.DONE
-        return super().feed(event)
+    def _error(self, error: ErrorInfo) -> bytes:
+        return error_body(error)

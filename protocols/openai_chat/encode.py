@@ -10,6 +10,7 @@ from msgspec import UNSET
 from protocols import sse
 from protocols.codec import Call, Stamp
 from protocols.collect import Choice, Completion, first_timings, total_usage
+from protocols.errors import ErrorInfo
 from protocols.events import (
     Event,
     Failed,
@@ -34,6 +35,7 @@ from protocols.openai_chat.wire import (
     OutToolCall,
 )
 from protocols.openai_chunks import Chunks
+from protocols.openai_errors import error_body
 from protocols.openai_shared import answer_body
 from protocols.request import ChatPrompt, Request
 from protocols.token_logprobs import OutTokenLogprob
@@ -94,7 +96,7 @@ class ChatEncoder:
             case Finished():
                 return self._finish(event)
             case Failed():
-                return self._chunks.failed(event.error, prompt_param="messages")
+                return self._chunks.failed(self._error(event.error))
             case _:
                 assert_never(event)
 
@@ -107,6 +109,9 @@ class ChatEncoder:
             raise IllegalEvent("a second Started")
         self._started = True
         return b"".join(delta + self.ROLE + self._close_delta for delta in self._delta)
+
+    def _error(self, error: ErrorInfo) -> bytes:
+        return error_body(error, prompt_param="messages")
 
     def _prefill(self, event: Progress) -> bytes:
         progress = _encode(OutProgress.of(event))

@@ -29,6 +29,7 @@ from protocols.openai_chunks import Chunks
 from protocols.openai_completions.decode import CompletionOptions
 from protocols.openai_completions.logprobs import LegacyLogprobs
 from protocols.openai_completions.wire import FinishWord, OutChoice
+from protocols.openai_errors import error_body
 from protocols.openai_shared import answer_body
 
 _REASONS: dict[FinishReason, FinishWord] = {"stop": "stop", "length": "length", "tool_calls": "stop"}
@@ -72,7 +73,7 @@ class CompletionEncoder:
             case Finished():
                 return self._finish(event)
             case Failed():
-                return self._chunks.failed(event.error, prompt_param="prompt")
+                return self._chunks.failed(error_body(event.error, prompt_param="prompt"))
             case _:
                 assert_never(event)
 

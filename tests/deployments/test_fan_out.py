@@ -12,6 +12,7 @@ import pytest
 from deployments import fan_out
 from deployments.fan_out import AT_ONCE
 from deployments.models import ModelEntry
+from protocols.calls import AnswerT, Question
 from protocols.codec import Call
 from protocols.errors import BackendLost, Overloaded
 from protocols.events import Finished, Frame, Started, TextDelta
@@ -42,6 +43,9 @@ class PoolOfTexts:
 
     def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         return self._pools[request.prompt.messages[0].text].stream(request)  # type: ignore[union-attr]
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        raise NotImplementedError
 
     @property
     def open(self) -> int:
