@@ -179,8 +179,8 @@ def test_a_system_message_may_last_for_one_turn() -> None:
     system: dict[str, object] = {"role": "system", "content": "12 tokens left", "clear_at": "next_user_message"}
     assert len(messages(USER, system)) == 2
     assert messages(USER, system, USER) == messages(USER, USER)
-    system["content"] = [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}]
-    asked = prompt(messages=[USER, system, USER], tools=[{**F, "defer_loading": True}, G])
+    addition = [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}]
+    asked = prompt(messages=[USER, {**system, "content": addition}, USER], tools=[{**F, "defer_loading": True}, G])
     assert (len(asked.messages), [tool.name for tool in asked.tools]) == (2, ["g", "f"])
 
 
