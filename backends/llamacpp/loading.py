@@ -35,6 +35,7 @@ from backends.llamacpp.runner import Runner
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
 from backends.model_source import resolve_model
+from backends.output.selection import OutputFormats
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,13 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         embedding_length=model.embedding_length,
         pooling=use.pooling,
     )
-    tokenizer = Tokenizer(model, template, context_length=context_length, suffix_first=settings.infill_suffix_first)
+    tokenizer = Tokenizer(
+        model,
+        template,
+        context_length=context_length,
+        suffix_first=settings.infill_suffix_first,
+        formats=OutputFormats.of(model.chat_template, settings.tool_format, settings.reasoning_format),
+    )
     generating = _load_generating(settings, model, path, context_length, resources) if generates else None
     return Loaded(model, card, tokenizer, embedder, input_length, generating, resources)
 

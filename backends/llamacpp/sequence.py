@@ -13,6 +13,7 @@ from backends.llamacpp.bindings import Context, Model, Tokens
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
 from backends.output.assembler import Assembler
+from backends.output.selection import ParserSpec
 from protocols.events import (
     Event,
     Finished,
@@ -34,7 +35,8 @@ class Generation(msgspec.Struct, frozen=True):
     """One choice of a request as the engine takes it: tokenised and checked.
 
     `prompt` has 1 to context_length - 1 tokens.
-    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied.
+    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied. `shown` are control tokens
+    that are text for the `parser`.
     """
 
     id: str
@@ -51,6 +53,8 @@ class Generation(msgspec.Struct, frozen=True):
     stop_indent: int = 0
     max_predict_ms: float | None = None
     speculate: bool = False
+    parser: ParserSpec | None = None
+    shown: frozenset[int] = frozenset()
 
     def for_choice(self, index: int) -> Generation:
         """Another choice of the same request, with random numbers of its own."""
@@ -74,9 +78,10 @@ class Sequence:
         self.next_token = -1  # drawn, not yet computed; meaningful once the prompt is
         self._model = model
         self._now = now
-        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent)
+        parser = None if generation.parser is None else generation.parser.make(generation.id, generation.choice)
+        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent, parser)
         self._end_tokens: frozenset[int] = frozenset() if generation.ignore_eos else model.end_tokens
-        self._shown = generation.sampling.shown  # control tokens that are text here
+        self._shown = generation.sampling.shown | generation.shown  # control tokens that are text here
         room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
         self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
         self._answered = 0
@@ -138,7 +143,7 @@ class Sequence:
     def complete_frame(self) -> Frame:
         """All of a stream that needs no computation: its budget is 0, or what it resumes was complete."""
         started = () if self.generation.choice else (self._started(),)
-        return Frame((*started, *self._assembler.finish(), self._finished()), choice=self.generation.choice)
+        return Frame((*started, *self._end()), choice=self.generation.choice)
 
     def progress(self, prompt_complete: bool) -> Frame | None:
         """To be called whenever tokens were computed. Prompts that take one step have no progress worth telling."""
@@ -164,7 +169,7 @@ class Sequence:
         if self._answered == len(self.generation.resume):
             self._first_token_at = self._now()
         self.reason = "stop"  # the grammar is at its end, and no token may say so
-        return Frame((*self._assembler.finish(), self._finished()), choice=self.generation.choice)
+        return Frame(tuple(self._end()), choice=self.generation.choice)
 
     def draw_behind_guesses(self, context: Context, row: int, guesses: Tokens) -> tuple[Frame, int]:
         """Draws as `draw` does, as often as the guess for the next token turns out right, and once more.
@@ -194,8 +199,7 @@ class Sequence:
         if self.reason is None and (self._answered >= self._limit or self._late(events)):
             self.reason = "length"
         if self.reason is not None:
-            events += self._assembler.finish()
-            events.append(self._finished())
+            events += self._end()
         self.next_token = token
         return Frame(tuple(events), (token,), self.generation.choice)
 
@@ -215,7 +219,7 @@ class Sequence:
             piece = self._model.special_piece(token)
             logprob = None if logprob is None else msgspec.structs.replace(logprob, data=piece)
         events = self._assembler.feed(piece, logprob)
-        if self._assembler.stop_sequence is not None:
+        if self._assembler.stop_sequence is not None or self._assembler.stop_now:
             self.reason = "stop"
         elif self._assembler.outdented:
             self.reason = "length"
@@ -228,16 +232,25 @@ class Sequence:
             return False
         return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
 
+    def _end(self) -> list[Event]:
+        """The events of an answer that ends for `reason`."""
+        assert self.reason is not None
+        return [*self._assembler.finish(self.reason), self._finished(self.reason)]
+
     def _started(self) -> Started:
         return Started(len(self.generation.prompt), self._cached_tokens)
 
-    def _finished(self) -> Finished:
-        assert self.reason is not None
+    def _finished(self, reason: FinishReason) -> Finished:
         given = len(self.generation.prompt) + len(self.generation.resume)
         computed = 0 if self._slot is None else given - self._reused
         return Finished(
-            self.reason,
-            Usage(len(self.generation.prompt), self._answered, self._cached_tokens),
+            self._assembler.finish_reason(reason),
+            Usage(
+                len(self.generation.prompt),
+                self._answered,
+                self._cached_tokens,
+                min(self._assembler.reasoning_tokens, self._answered),
+            ),
             self._assembler.stop_sequence,
             Timings(
                 cache_n=self._reused,
