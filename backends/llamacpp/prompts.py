@@ -11,7 +11,7 @@ from backends.chat_template import ChatTemplate
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
-from backends.output.selection import OutputFormats, ParserSpec, parser_for
+from backends.output.selection import PLAIN, OutputFormats, ParserSpec, parser_for
 from protocols.errors import InvalidRequest
 from protocols.request import ChatPrompt, InfillPrompt, Prompt, Request, TextPrompt, TokenPrompt
 
@@ -53,7 +53,7 @@ class Tokenizer:
         *,
         context_length: int,
         suffix_first: bool = False,
-        formats: OutputFormats = OutputFormats(None, None),
+        formats: OutputFormats = PLAIN,
     ) -> None:
         self.template = template
         self._formats = formats
@@ -79,14 +79,15 @@ class Tokenizer:
             case TokenPrompt(tokens=tokens):
                 return Prepared(self.checked(tokens, "prompt"))
             case InfillPrompt() as prompt:
-                tokens = infill_tokens(
-                    prompt,
-                    self._model,
-                    context_length=self._context_length,
-                    max_tokens=request.max_tokens,
-                    suffix_first=self._suffix_first,
+                return Prepared(
+                    infill_tokens(
+                        prompt,
+                        self._model,
+                        context_length=self._context_length,
+                        max_tokens=request.max_tokens,
+                        suffix_first=self._suffix_first,
+                    )
                 )
-                return Prepared(tokens)
             case _:
                 assert_never(request.prompt)
 

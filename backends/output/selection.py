@@ -69,6 +69,9 @@ class OutputFormats(msgspec.Struct, frozen=True):
         )
 
 
+PLAIN = OutputFormats(None, None)
+
+
 class ParserSpec(msgspec.Struct, frozen=True):
     """A parser to be made, one for each choice. `special_tokens` must have a text for it, where they are tokens."""
 

@@ -26,6 +26,7 @@ class Writer:
         self.open = False
         self.was_cut = False
         self._call_ids = call_ids
+        self._ids: set[str] = set()  # a model may give the same twice
         self._choice = choice
         self._parallel = parallel
         self._events: list[Event] = []
@@ -54,8 +55,11 @@ class Writer:
         if self.full:
             raise NotACall
         name = self.tools.resolve(name, declared=self.naked)
+        if not id or id in self._ids:
+            id = self._call_ids(self.begun)
+        self._ids.add(id)
         self._flush()
-        self._events.append(ToolCallStarted(self.begun, id or self._call_ids(self.begun), name, self._choice))
+        self._events.append(ToolCallStarted(self.begun, id, name, self._choice))
         self.begun += 1
         self.open = True
         self.raw.clear()

@@ -73,7 +73,7 @@ class HarmonyParser:
 
     def finish(self, reason: FinishReason) -> list[Event]:
         if self._header is not None:
-            if self._role_known:  # no header at all
+            if self._role_known and not self._header.lstrip().startswith("to="):  # no header at all
                 self._text(self._header + self._held)
         elif not self._out.full:
             self._chars(self._held)

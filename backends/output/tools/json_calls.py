@@ -19,6 +19,7 @@ class _Call:
         self.name = ""
         self.held = ""  # arguments that came before the name
         self.has_arguments = False
+        self.is_complete = False
 
 
 def json_calls(out: Writer, char: str) -> Reading[None]:
@@ -41,11 +42,12 @@ def json_call(out: Writer, char: str) -> Reading[None]:
     """An object with a name and arguments in any order, also as OpenAI writes them: `{"function": {"name": …}}`."""
     call = _Call()
     yield from _members(out, call, char)
-    if not out.open:
-        if not call.name:
-            raise NotACall
-        out.start(call.name)
-        out.write(call.held or "{}")
+    if call.is_complete:
+        return
+    if not call.name:
+        raise NotACall
+    out.start(call.name)
+    out.write(call.held or "{}")
     out.end()
 
 
@@ -67,7 +69,7 @@ def _members(out: Writer, call: _Call, char: str) -> Reading[None]:
             char = ""
         elif key in _ARGUMENTS and not call.has_arguments:
             char = yield from _arguments(out, call, char)
-        elif key in _OTHERS or out.open:
+        elif key in _OTHERS or call.is_complete:
             char = yield from json_value(None, char)
         else:
             raise NotACall
@@ -95,7 +97,7 @@ def _object(out: Writer, call: _Call, char: str) -> Reading[None]:
     arguments = _ObjectWriter(out, call.name)
     while not arguments.feed(char):
         char = yield
-    call.held = arguments.held
+    call.held, call.is_complete = arguments.held, bool(call.name)
 
 
 def _quoted_object(out: Writer, call: _Call) -> Reading[None]:
@@ -109,7 +111,7 @@ def _quoted_object(out: Writer, call: _Call) -> Reading[None]:
                 raise NotACall
     if not complete:
         raise NotACall
-    call.held = arguments.held
+    call.held, call.is_complete = arguments.held, bool(call.name)
 
 
 def json_arguments(out: Writer, name: str, char: str, id: str = "") -> Reading[None]:
@@ -117,11 +119,13 @@ def json_arguments(out: Writer, name: str, char: str, id: str = "") -> Reading[N
     arguments = _ObjectWriter(out, name, id)
     while not arguments.feed(char):
         char = yield
-    out.end()
 
 
 class _ObjectWriter:
-    """Starts the call once it is clear that an object comes. Without a name, it is held and not written."""
+    """Starts the call once it is clear that an object comes, and ends it with the object.
+
+    Without a name, the object is held and not written.
+    """
 
     def __init__(self, out: Writer, name: str, id: str = "") -> None:
         self.held = ""
@@ -143,10 +147,11 @@ class _ObjectWriter:
         if not self._has_begun and self._name and not char.isspace() and char != "{":
             self._out.start(self._name, self._id)
             self._has_begun = True
-        if self._has_begun:
-            if self.held:
-                self._out.write(self.held)
-                self.held = ""
+        if self._has_begun and self.held:
+            self._out.write(self.held)
+            self.held = ""
+        if self._has_begun and self._scanner.done:
+            self._out.end()
         return self._scanner.done
 
 
