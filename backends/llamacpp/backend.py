@@ -101,7 +101,7 @@ class LlamaCppBackend(Unsupported):
 
     async def count_tokens(self, request: Request) -> int:
         self._generating()
-        return len((await self._prepare(request)).tokens)
+        return len(await self._tokens(request))
 
     async def embed(self, request: EmbeddingRequest) -> list[Embedding]:
         loaded, engine = self._alive()
@@ -232,6 +232,9 @@ class LlamaCppBackend(Unsupported):
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""
         loaded, _ = self._alive()
         return await self._aside(partial(loaded.tokenizer.prepare, request), prompt_chars(request.prompt))
+
+    async def _tokens(self, request: Request) -> Tokens:
+        return (await self._prepare(request)).tokens
 
     async def _aside(self, make: Callable[[], T], size: int) -> T:
         """What `make` returns. It runs on another thread if `size` says that it may take a while."""

@@ -6,12 +6,16 @@ import msgspec
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """`begins` and `ends` are alternatives. `dropped` is markup around the answer that comes with it."""
+    """`begins` and `ends` are alternatives. `dropped` is markup around the answer that comes with it.
+
+    A chat template with one of `shown_by` in its source, which are `begins` by default, is for a model that writes this.
+    """
 
     name: str
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     dropped: tuple[str, ...] = ()
+    shown_by: tuple[str, ...] = ()
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -28,13 +32,15 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
         "cohere",
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),
-        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    ReasoningFormat("granite", ("<think>",), ("</think>",), ("<response>", "</response>")),
+    ReasoningFormat(
+        "granite", ("<think>",), ("</think>",), ("<response>", "</response>"), shown_by=("<response></response>",)
+    ),
     ReasoningFormat("granite-3.2", ("Here is my thought process:",), ("Here is my response:",)),
-    ReasoningFormat("think", ("<think>",), ("</think>",)),
+    ReasoningFormat("think", ("<think>",), ("</think>",), shown_by=("<think>", "</think>")),
 )
-"""From the specific to the general: the first whose markup a template's source has is the model's."""
+"""From the specific to the general: the first that a template shows is the model's."""
 
 _BY_NAME = {format.name: format for format in REASONING_FORMATS}
 
@@ -46,8 +52,7 @@ def reasoning_format(name: str) -> ReasoningFormat:
 def detect_reasoning(template: str) -> ReasoningFormat | None:
     """The format that a chat template's source shows, or None."""
     for format in REASONING_FORMATS:
-        dropped = not format.dropped or format.name == "cohere" or format.dropped[0] in template
-        if dropped and (format.begins[0] in template or format.ends[0] in template):
+        if any(text in template for text in format.shown_by or format.begins):
             return format
     return None
 

@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from backends.output.json_text import escaped
 from backends.output.reading import NotACall, Reading, choose, expect, skip_space, until
 from backends.output.tools.format import ToolFormat
-from backends.output.tools.grammar import (
-    All,
-    CallGrammar,
-    Json,
-    Maybe,
-    Node,
-    Text,
-    Until,
-    arguments_of,
-    is_text,
-    wrapped,
-)
+from backends.output.tools.grammar import All, CallGrammar, Maybe, Node, Text, arguments_of, bare_value, wrapped
 from backends.output.tools.json_calls import json_call
 from backends.output.tools.typed_values import typed_value
 from backends.output.writer import Writer
@@ -56,8 +45,7 @@ def _call(tool: Tool) -> Node:
     parts: list[Node] = [Text(f"{tool.name}\n")]
     for name, schema, required in arguments_of(tool):
         begin = Text(f"{_KEY}{name}{_KEY_END}\n{_VALUE}")
-        value: tuple[Node, ...] = (Until(_VALUE_END),) if is_text(schema) else (Json(schema), Text(_VALUE_END))
-        argument = All((begin, *value, Text("\n")))
+        argument = All((begin, bare_value(tool, name, schema, _VALUE_END), Text("\n")))
         parts.append(argument if required else Maybe(argument))
     return All(tuple(parts))
 

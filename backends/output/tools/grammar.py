@@ -14,6 +14,7 @@ from typing import assert_never
 import msgspec
 
 from backends.output.stops import StopTable
+from backends.output.tool_table import ToolTable
 from protocols.request import Tool
 
 
@@ -144,6 +145,16 @@ def is_text(schema: AnyValue) -> bool:
     if not isinstance(schema, dict) or schema.get("type") != "string":
         return False
     return not schema.keys() & {"enum", "const", "pattern", "format", "minLength", "maxLength"}
+
+
+def bare_value(tool: Tool, name: str, schema: AnyValue, end: str) -> Node:
+    """An argument that is written as it is, and `end`. What may be a string has no quotes, so it may be any text."""
+    if "string" not in ToolTable((tool,)).types(tool.name, name):
+        return All((Json(schema), Text(end)))
+    options = schema.get("enum")
+    if isinstance(options, list) and all(isinstance(option, str) for option in options):
+        return All((Any(tuple(Text(option) for option in options)), Text(end)))
+    return Until(end)
 
 
 class _Writer:

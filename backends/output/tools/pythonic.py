@@ -101,7 +101,7 @@ LFM2 = ToolFormat(
     name="lfm2",
     read=_read,
     grammar=_lfm_grammar,
-    shown_by=((_LFM_BEGIN,),),
+    shown_by=((_LFM_BEGIN,), ("<|tool_list_start|>",), ("List of tools: [",)),
     markers=(_LFM_BEGIN,),
     special_tokens=(_LFM_BEGIN, _LFM_END),
 )

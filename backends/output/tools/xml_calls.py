@@ -8,18 +8,7 @@ import msgspec
 
 from backends.output.json_text import escaped
 from backends.output.reading import Reading, choose, expect, skip_space, until
-from backends.output.tools.grammar import (
-    All,
-    CallGrammar,
-    Json,
-    Maybe,
-    Node,
-    Text,
-    Until,
-    arguments_of,
-    is_text,
-    wrapped,
-)
+from backends.output.tools.grammar import All, CallGrammar, Maybe, Node, Text, arguments_of, bare_value, wrapped
 from backends.output.tools.json_calls import json_call
 from backends.output.tools.typed_values import typed_value
 from backends.output.writer import Writer
@@ -80,8 +69,7 @@ class Elements(msgspec.Struct, frozen=True):
         for name, schema, required in arguments_of(tool):
             line = "\n" if self.lines else ""
             begin = Text(f"{self.argument_begin}{name}{self.name_end}{line}")
-            end = f"{line}{self.argument_end}"
-            value: tuple[Node, ...] = (Until(end),) if is_text(schema) else (Json(schema), Text(end))
-            argument = All((begin, *value, Text("\n")))
+            value = bare_value(tool, name, schema, f"{line}{self.argument_end}")
+            argument = All((begin, value, Text("\n")))
             parts.append(argument if required else Maybe(argument))
         return All((*parts, Text(self.call_end)))

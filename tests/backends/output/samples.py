@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 PARIS = ("get_weather", {"city": "Paris"})
 TOKYO = ("get_weather", {"city": '東京 "x"\n', "days": 2})
-NOW = ("now", {})
+NOW: tuple[str, Any] = ("now", {})
 SAVE = (
     "save",
     {"items": [{"a": [1, -2.5e3]}, "}"], "options": {"k": {"n": None}}, "flag": True, "note": "hi", "unit": "c"},

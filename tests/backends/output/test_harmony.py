@@ -10,10 +10,10 @@ ANALYSIS = "<|channel|>analysis<|message|>I'm\nthinking<|end|>"
 START = "<|start|>assistant"
 
 
-def check(text: str, tail: str = START, reason: str = "stop") -> tuple[str, str, list[tuple[str, object]]]:
+def check(text: str, tail: str = START) -> tuple[str, str, list[tuple[str, object]]]:
     parser = spec("harmony", "harmony", tail=tail)
-    whole = run(parser, [text], reason)
-    assert run(parser, list(text), reason) == whole
+    whole = run(parser, [text])
+    assert run(parser, list(text)) == whole
     return whole.reasoning, whole.text, values(whole)
 
 
