@@ -8,7 +8,7 @@ import msgspec
 class ReasoningFormat(msgspec.Struct, frozen=True):
     """`begins` and `ends` are alternatives. `dropped` is markup around the answer that comes with it.
 
-    A chat template with one of `shown_by` in its source, which are `begins` by default, is for a model that writes this.
+    A chat template whose source has one of `shown_by` (by default, of `begins`) is for a model that writes this.
     """
 
     name: str

@@ -34,11 +34,11 @@ async def backend(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
     await backend.aclose()
 
 
-def request(text: str, **fields: object) -> Request:
+def request(text: str, max_tokens: int = 200, **fields: object) -> Request:
     """One whose answer is exactly `text`."""
     prompt = ChatPrompt((Message("user", (TextPart("The weather in Paris?"),)),), (TOOL,))
     values: dict[str, object] = {"ignore_eos": False, "constraint": GbnfConstraint(f'root ::= "{text}"')} | fields
-    return greedy(prompt, 200, **values)
+    return greedy(prompt, max_tokens, **values)
 
 
 async def test_thinking_text_and_calls(backend: LlamaCppBackend) -> None:
