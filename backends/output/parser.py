@@ -1,7 +1,7 @@
 """Takes apart what a chat model writes: thinking, text and tool calls, each passed on as it comes.
 
 Text and thinking are searched for markup; what may be the beginning of some is held back, and so is white space, which
-belongs to the markup it stands next to. Inside the thinking nothing but its end is markup, and inside a call nothing
+belongs to the markup it stands next to, unless text goes on behind it. Inside the thinking nothing but its end is markup, and inside a call nothing
 but what the call's format knows: so neither can be mistaken for the other.
 
 Characters are taken one by one, so where pieces of text begin makes no difference. At most `MAX_HELD` of them are held.
@@ -74,6 +74,8 @@ class ChatParser:
         self._held = ""  # white space, and what may be a marker
         self._state = 0
         self._on_line = False  # the line has text
+        self._has_text = False
+        self._gap = ""  # white space between the text so far and the markup behind it
         self._call: Reading[str] | None = None
         self._opening = ""  # what the call began with, until that is certain
         self._calls_before = 0
@@ -169,8 +171,14 @@ class ChatParser:
         self._on_line = bool(line[2].strip()) or (self._on_line and not line[1])
         if self._thinking:
             self._out.reasoning(text)
-        else:
-            self._out.text(text)
+            return
+        self._out.text(self._gap + text)
+        self._has_text, self._gap = True, ""
+
+    def _leave_text(self, space: str) -> None:
+        """Markup follows the text, behind `space`."""
+        if self._has_text and space:
+            self._gap = space
 
     def _found(self, marker: str) -> None:
         before = self._held[: -len(marker)]
@@ -187,6 +195,7 @@ class ChatParser:
             return
         self._release(len(before.rstrip()))
         if reasoning is not None and (marker in begins or marker in reasoning.dropped):
+            self._leave_text(self._held[: -len(marker)])
             self._held = ""
             self._search(thinking=marker in begins, fresh=True)
             return
@@ -210,12 +219,13 @@ class ChatParser:
         try:
             call.send(char)
         except StopIteration as end:
+            self._forget_opening()
             self._leave_call()
             return str(end.value)
         except NotACall:
             return self._refuse()
         if self._opening and self._out.begun > self._calls_before:
-            self._opening = ""
+            self._forget_opening()
         if len(raw) + len(self._opening) >= MAX_HELD:
             return self._refuse()
         return ""
@@ -224,12 +234,19 @@ class ChatParser:
         """It is no call, or no longer. Returns what was read and is text, but for the beginning that is sure to be."""
         begun = self._out.begun > self._calls_before
         rest = "".join(self._out.raw)
-        opening = "" if begun else self._opening
+        if begun:
+            self._forget_opening()
+        opening = self._opening
         if self._out.open:
             self._out.cut()
         self._leave_call()
         self._pass(opening)
         return rest
+
+    def _forget_opening(self) -> None:
+        """A call has begun: what it began with is markup."""
+        self._leave_text(self._opening[: len(self._opening) - len(self._opening.lstrip())])
+        self._opening = ""
 
     def _leave_call(self) -> None:
         self._call = None

@@ -340,7 +340,7 @@ def test_probabilities_go_with_text_alone() -> None:
     assembler = chat_assembler()
     events = fed(assembler, pieces) + assembler.finish()
     deltas = [event for event in events if isinstance(event, TextDelta)]
-    assert "".join(event.text for event in deltas) == "So it.Done <tool"
+    assert "".join(event.text for event in deltas) == "So it.\nDone <tool"
     assert [one.token for event in deltas for one in event.logprobs] == [4, 5, 6, 12, 13, 14, 15]
     assert ReasoningDelta("a") in events
 

@@ -13,6 +13,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.settings import LlamaCppSettings
+from protocols.events import Finished
 from protocols.request import ChatPrompt, GbnfConstraint, LogprobOptions, Message, Request, TextPart, Tool, ToolChoice
 from tests.backends.contract import answer
 from tests.backends.llamacpp.helpers import greedy
@@ -81,7 +82,8 @@ async def test_a_resumed_call_goes_on(backend: LlamaCppBackend) -> None:
     ]
     arguments = "".join(getattr(event, "arguments", "") for event in [*delivered, *rest])
     assert arguments == whole.choice.tool_calls[0].arguments
-    assert type(rest[-1]).__name__ == "Finished" and rest[-1].reason == "tool_calls"
+    last = rest[-1]
+    assert isinstance(last, Finished) and last.reason == "tool_calls"
 
 
 async def test_probabilities_are_those_of_the_text(backend: LlamaCppBackend) -> None:

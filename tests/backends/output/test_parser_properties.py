@@ -182,7 +182,7 @@ def test_text_around_calls(sample, before: str, after: str) -> None:
         return
     before = before and before + ".\n"
     calls = run(spec(sample.format), [sample.output]).calls
-    expected = Output(before.rstrip() + after, "", calls, "tool_calls")
+    expected = Output((before if after else before.rstrip()) + after, "", calls, "tool_calls")
     assert run(spec(sample.format), [before + sample.output + "\n" + after]) == expected
 
 

@@ -38,7 +38,7 @@ def test_every_format(format) -> None:
         ("<think>", "", ""),
         ("<think>a</thi", "a</thi", ""),
         ("<thin", "", "<thin"),
-        ("Hello.\n<think>late</think>\nBye.", "late", "Hello.Bye."),
+        ("Hello.\n<think>late</think>\nBye.", "late", "Hello.\nBye."),
         ("<think>a</think>\n<think>b</think>c", "ab", "c"),
         ("The tag <think> begins it.", "", "The tag <think> begins it."),
         ("a </think> b", "", "a </think> b"),
