@@ -1,8 +1,8 @@
 """Takes apart what a chat model writes: thinking, text and tool calls, each passed on as it comes.
 
 Text and thinking are searched for markup; what may be the beginning of some is held back, and so is white space, which
-belongs to the markup it stands next to, unless text goes on behind it. Inside the thinking nothing but its end is markup, and inside a call nothing
-but what the call's format knows: so neither can be mistaken for the other.
+belongs to the markup it stands next to, unless text goes on behind it. Inside the thinking nothing but its end is
+markup, and inside a call nothing but what the call's format knows: so neither can be mistaken for the other.
 
 Characters are taken one by one, so where pieces of text begin makes no difference. At most `MAX_HELD` of them are held.
 Whatever turns out not to be a call after all becomes text; what was passed on is never taken back.
