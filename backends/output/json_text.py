@@ -113,7 +113,7 @@ class JsonScanner:
             self._out.append("\\" + escape[:-1])
             self._in_string(escape[-1])
         else:  # no escape of JSON's: the backslash was meant as one
-            self._out.append("\\" + "".join(_ESCAPED.get(char, char) for char in escape))
+            self._out.append(escaped(escape))
 
     def _in_word(self, char: str) -> None:
         if not self._word and self._expect not in (_Expect.VALUE, _Expect.VALUE_OR_END):
