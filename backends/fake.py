@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.adapters import NO_ADAPTERS, AdapterSet, adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
+from backends.output.assembler import Assembler
+from backends.output.selection import ParserSpec
 from backends.output.stops import StopMatcher
 from protocols.calls import Adapter, Embedding, EmbeddingRequest, Relevance, RerankRequest, SlotFile, SlotState
 from protocols.errors import ContextOverflow, ErrorInfo, InvalidRequest, NotSupported, ServingError, Unavailable
@@ -154,6 +156,21 @@ def vector(prompt: TextPrompt | TokenPrompt | MixedPrompt, length: int) -> list[
     values = [token_at(key, position) - VOCAB_SIZE / 2 + 0.25 for position in range(length)]  # never 0
     norm = math.hypot(*values)
     return [value / norm for value in values]
+
+
+def written(
+    pieces: Sequence[str], parser: ParserSpec | None = None, *, reason: FinishReason = "stop", prompt_tokens: int = 1
+) -> list[Event | Frame]:
+    """A script for `FakeBackend.enqueue`: the answer of a model that writes `pieces`, each a token, and its parser."""
+    assembler = Assembler(parser=None if parser is None else parser.make("fake", 0))
+    script: list[Event | Frame] = [Started(prompt_tokens, cached_tokens=0)]
+    for token, piece in enumerate(pieces):
+        script.append(Frame(tuple(assembler.feed(piece.encode())), (token,)))
+        if assembler.stop_now:
+            break
+    rest = assembler.finish(reason)
+    usage = Usage(prompt_tokens, len(script) - 1, reasoning_tokens=assembler.reasoning_tokens)
+    return [*script, Frame((*rest, Finished(assembler.finish_reason(reason), usage)))]
 
 
 class _Source(Protocol):

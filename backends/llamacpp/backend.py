@@ -18,7 +18,7 @@ from backends.llamacpp.embedding_inputs import embedding_inputs, rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
 from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
-from backends.llamacpp.prompts import prompt_chars
+from backends.llamacpp.prompts import Prepared, prompt_chars
 from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
@@ -69,7 +69,8 @@ class LlamaCppBackend(Unsupported):
         scales = self._scales if request.lora is None else request.lora
         adapters = adapter_set(scales, len(generating.adapters))
         sampling = await self._sampling(request)
-        prompt = await self._tokens(request)
+        prepared = await self._prepare(request)
+        prompt = prepared.tokens
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
         echo = (
@@ -94,6 +95,8 @@ class LlamaCppBackend(Unsupported):
                 extras=request.extras,
                 echo=echo,
                 speculate=self._settings.speculation.kind != "off" if request.speculate is None else request.speculate,
+                parser=prepared.parser,
+                shown=prepared.shown,
             )
         )
         open_choices = request.n
@@ -238,10 +241,13 @@ class LlamaCppBackend(Unsupported):
         size = 0 if is_quick(request) else _INLINE_SIZE + 1
         return await self._aside(partial(sampler_spec, loaded.model, request), size)
 
-    async def _tokens(self, request: Request) -> Tokens:
+    async def _prepare(self, request: Request) -> Prepared:
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""
         loaded, _ = self._alive()
-        return await self._aside(partial(loaded.tokenizer.tokens, request), prompt_chars(request.prompt))
+        return await self._aside(partial(loaded.tokenizer.prepare, request), prompt_chars(request.prompt))
+
+    async def _tokens(self, request: Request) -> Tokens:
+        return (await self._prepare(request)).tokens
 
     async def _aside(self, make: Callable[[], T], size: int) -> T:
         """What `make` returns. It runs on another thread if `size` says that it may take a while."""

@@ -36,6 +36,7 @@ from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
 from backends.model_source import resolve_model
+from backends.output.selection import OutputFormats
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,13 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         eos_text=model.eos_text,
         sampling=SamplerParams().to_sampling(),
     )
-    tokenizer = Tokenizer(model, template, context_length=context_length, suffix_first=settings.infill_suffix_first)
+    tokenizer = Tokenizer(
+        model,
+        template,
+        context_length=context_length,
+        suffix_first=settings.infill_suffix_first,
+        formats=OutputFormats.of(model.chat_template, settings.tool_format, settings.reasoning_format),
+    )
     generating = _load_generating(settings, model, path, context_length, resources) if generates else None
     return Loaded(model, card, tokenizer, embedder, input_length, generating, resources)
 

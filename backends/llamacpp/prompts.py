@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+import msgspec
+
 from backends.chat_template import ChatTemplate
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
+from backends.output.selection import PLAIN, OutputFormats, ParserSpec, parser_for
 from protocols.errors import InvalidRequest
 from protocols.request import ChatPrompt, InfillPrompt, MixedPrompt, Prompt, Request, TextPrompt, TokenPrompt
 
 
 def prompt_chars(prompt: Prompt) -> int:
-    """A measure of how long `Tokenizer.tokens` takes."""
+    """A measure of how long `Tokenizer.prepare` takes."""
     match prompt:
         case ChatPrompt(messages=messages, tools=tools):
             return sum(len(m.text) + len(m.reasoning or "") for m in messages) + 512 * len(tools)
@@ -30,44 +33,72 @@ def prompt_chars(prompt: Prompt) -> int:
             assert_never(prompt)
 
 
+_TAIL = 1024
+"""Characters at the end of a prompt that tell where its answer begins."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A prompt's tokens, and what takes its answer apart. `shown` are control tokens that are text for the `parser`."""
+
+    tokens: Tokens
+    parser: ParserSpec | None = None
+    shown: frozenset[int] = frozenset()
+
+
 class Tokenizer:
     """A model's vocabulary and chat template. `suffix_first`: how it wants prompts with a gap."""
 
     def __init__(
-        self, model: Model, template: ChatTemplate, *, context_length: int, suffix_first: bool = False
+        self,
+        model: Model,
+        template: ChatTemplate,
+        *,
+        context_length: int,
+        suffix_first: bool = False,
+        formats: OutputFormats = PLAIN,
     ) -> None:
         self.template = template
+        self._formats = formats
         self._model = model
         self._context_length = context_length
         self._suffix_first = suffix_first
 
-    def tokens(self, request: Request) -> Tokens:
+    def prepare(self, request: Request) -> Prepared:
         """The prompt of `request`; `InvalidRequest` if there is nothing in it."""
-        tokens = self._tokens(request)
-        if not len(tokens):
+        prepared = self._prepare(request)
+        if not len(prepared.tokens):
             raise InvalidRequest("The prompt is empty", param="prompt")
-        return tokens
+        return prepared
 
-    def _tokens(self, request: Request) -> Tokens:
+    def _prepare(self, request: Request) -> Prepared:
         match request.prompt:
-            case ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs):
-                return self._text(self.template.render(messages, tools, kwargs=kwargs))
+            case ChatPrompt() as prompt:
+                text = self.template.render(prompt.messages, prompt.tools, kwargs=prompt.template_kwargs)
+                parser = parser_for(prompt, self._formats, text if prompt.continues else text[-_TAIL:])
+                return Prepared(self._text(text), parser, self._shown(parser))
             case TextPrompt(text=text):
-                return self._text(text)
+                return Prepared(self._text(text))
             case TokenPrompt(tokens=tokens):
-                return self.checked(tokens, "prompt")
+                return Prepared(self.checked(tokens, "prompt"))
             case MixedPrompt(parts=parts):
-                return self._mixed(parts)
+                return Prepared(self._mixed(parts))
             case InfillPrompt() as prompt:
-                return infill_tokens(
-                    prompt,
-                    self._model,
-                    context_length=self._context_length,
-                    max_tokens=request.max_tokens,
-                    suffix_first=self._suffix_first,
+                return Prepared(
+                    infill_tokens(
+                        prompt,
+                        self._model,
+                        context_length=self._context_length,
+                        max_tokens=request.max_tokens,
+                        suffix_first=self._suffix_first,
+                    )
                 )
             case _:
                 assert_never(request.prompt)
+
+    def _shown(self, parser: ParserSpec | None) -> frozenset[int]:
+        texts = () if parser is None else parser.special_tokens
+        ids = [self._model.tokenize(text, add_special=False, parse_special=True) for text in texts]
+        return frozenset(int(one[0]) for one in ids if len(one) == 1)
 
     def _text(self, text: str) -> Tokens:
         """Most templates write the beginning-of-text token themselves, and a model must not see it twice."""

@@ -13,6 +13,7 @@ from backends.llamacpp.bindings import Context, Model, Tokens
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
 from backends.output.assembler import Assembler
+from backends.output.selection import ParserSpec
 from protocols.events import (
     Echo,
     Event,
@@ -35,7 +36,8 @@ class Generation(msgspec.Struct, frozen=True):
     """One choice of a request as the engine takes it: tokenised and checked.
 
     `prompt` has 1 to context_length - 1 tokens.
-    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied.
+    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied. `shown` are control tokens
+    that are text for the `parser`.
     """
 
     id: str
@@ -54,6 +56,8 @@ class Generation(msgspec.Struct, frozen=True):
     speculate: bool = False
     extras: Extras = Extras()
     echo: Echo | None = None
+    parser: ParserSpec | None = None
+    shown: frozenset[int] = frozenset()
 
     def for_choice(self, index: int) -> Generation:
         """Another choice of the same request, with random numbers of its own."""
@@ -77,9 +81,10 @@ class Sequence:
         self.next_token = -1  # drawn, not yet computed; meaningful once the prompt is
         self._model = model
         self._now = now
-        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent)
+        parser = None if generation.parser is None else generation.parser.make(generation.id, generation.choice)
+        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent, parser)
         self._end_tokens: frozenset[int] = frozenset() if generation.ignore_eos else model.end_tokens
-        self._shown = generation.sampling.shown  # control tokens that are text here
+        self._shown = generation.sampling.shown | generation.shown  # control tokens that are text here
         room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
         self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
         self._ends_with_context = self._limit == room
@@ -143,7 +148,7 @@ class Sequence:
     def complete_frame(self) -> Frame:
         """All of a stream that needs no computation: its budget is 0, or what it resumes was complete."""
         started = () if self.generation.choice else (self._started(),)
-        return Frame((*started, *self._assembler.finish(), self._finished()), choice=self.generation.choice)
+        return Frame((*started, *self._end()), choice=self.generation.choice)
 
     def progress(self, prompt_complete: bool) -> Frame | None:
         """To be called whenever tokens were computed. Prompts that take one step have no progress worth telling."""
@@ -170,7 +175,7 @@ class Sequence:
         if self._answered == len(self.generation.resume):
             self._first_token_at = self._now()
         self.reason = "stop"  # the grammar is at its end, and no token may say so
-        return Frame((*self._assembler.finish(), self._finished()), choice=self.generation.choice)
+        return Frame(tuple(self._end()), choice=self.generation.choice)
 
     def draw_behind_guesses(self, context: Context, row: int, guesses: Tokens) -> tuple[Frame, int]:
         """Draws as `draw` does, as often as the guess for the next token turns out right, and once more.
@@ -200,7 +205,7 @@ class Sequence:
         if self.reason is None and (self._answered >= self._limit or self._late(events)):
             self.reason = "length"
         if self.reason is not None:
-            events += self._assembler.finish()
+            events += self._assembler.finish(self.reason)
         if self.generation.extras.timings:
             events = [self._timed(event) for event in events]
         if self.reason is not None:
@@ -224,7 +229,7 @@ class Sequence:
             piece = self._model.special_piece(token)
             logprob = None if logprob is None else msgspec.structs.replace(logprob, data=piece)
         events = self._assembler.feed(piece, logprob)
-        if self._assembler.stop_sequence is not None:
+        if self._assembler.stop_sequence is not None or self._assembler.stop_now:
             self.reason = "stop"
         elif self._assembler.outdented:
             self.reason = "length"
@@ -240,6 +245,11 @@ class Sequence:
     def _timed(self, event: Event) -> Event:
         return msgspec.structs.replace(event, timings=self._timings()) if isinstance(event, TextDelta) else event
 
+    def _end(self) -> list[Event]:
+        """The events of an answer that ends for `reason`."""
+        assert self.reason is not None
+        return [*self._assembler.finish(self.reason), self._finished()]
+
     def _started(self) -> Started:
         return Started(len(self.generation.prompt), self._cached_tokens, echo=self.generation.echo)
 
@@ -247,8 +257,13 @@ class Sequence:
         assert self.reason is not None
         out_of_room = self.reason == "length" and self._ends_with_context and self._answered >= self._limit
         return Finished(
-            self.reason,
-            Usage(len(self.generation.prompt), self._answered, self._cached_tokens),
+            self._assembler.finish_reason(self.reason),
+            Usage(
+                len(self.generation.prompt),
+                self._answered,
+                self._cached_tokens,
+                min(self._assembler.reasoning_tokens, self._answered),
+            ),
             self._assembler.stop_sequence,
             self._timings(),
             choice=self.generation.choice,

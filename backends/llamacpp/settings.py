@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.adapters import MAX_SCALE
+from backends.output.selection import ReasoningFormatName, ToolFormatName
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
@@ -136,6 +137,16 @@ class LlamaCppSettings(BaseModel):
         description="Whether to use flash attention. Default: on a CPU no (generating is slower with it, the more so "
         "the longer the context), unless values are quantised, a step would take too much memory without it, or tokens "
         "are guessed, whose logits would depend on it a little.",
+    )
+    tool_format: ToolFormatName | None = Field(
+        None,
+        description="How the model writes tool calls, for one whose chat template does not show it. Default: what the "
+        "template shows, and generic JSON for one that shows nothing. `none`: calls are left in the text.",
+    )
+    reasoning_format: ReasoningFormatName | None = Field(
+        None,
+        description="How the model marks what it thinks before it answers. Default: what the chat template shows. "
+        "`none`: thinking is left in the text.",
     )
     speculation: Speculation = Field(Speculation(), description="Whether and how the next tokens are guessed.")
     pooling: Pooling | None = Field(

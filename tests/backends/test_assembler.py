@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 
 from backends.output.assembler import Assembler
 from backends.output.indent import IndentLimit
+from backends.output.selection import OutputFormats, parser_for
 from backends.output.stops import StopMatcher
-from protocols.events import Event, TextDelta, TokenLogprob
+from protocols.events import (
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from protocols.request import ChatPrompt, Tool, ToolChoice
 
 
 def text_of(events: list[Event]) -> str:
@@ -248,3 +259,97 @@ def test_an_entry_without_text_comes_at_the_end() -> None:
     assert assembler.feed(b"", last) == []
     assert assembler.finish() == [TextDelta("", (last,))]
     assert assembler.finish() == []
+
+
+# --- with a parser ----------------------------------------------------------------------------------------------------
+
+
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+def chat_assembler(stops: tuple[str, ...] = (), *, parallel: bool = True) -> Assembler:
+    tools = (Tool("now"),)
+    prompt = ChatPrompt((), tools, tool_choice=ToolChoice(parallel=parallel))
+    spec = parser_for(prompt, OutputFormats.of("<tool_call><think>"), "")
+    assert spec is not None
+    return Assembler(stops, parser=spec.make("r", 0))
+
+
+def fed(assembler: Assembler, pieces: list[bytes]) -> list[Event]:
+    return [event for index, piece in enumerate(pieces) for event in assembler.feed(piece, entry(index, piece))]
+
+
+def test_B51_half_a_character_inside_a_call_is_held_back() -> None:
+    assembler = chat_assembler()
+    fox = "🦊".encode()
+    raw = b'<tool_call>{"name": "now", "arguments": {"a": "' + fox + b'"}}</tool_call>'
+    events = [event for byte in raw for event in assembler.feed(bytes([byte]))] + assembler.finish()
+    assert "".join(event.arguments for event in events if isinstance(event, ToolCallDelta)) == '{"a": "🦊"}'
+
+
+def test_the_answer_ends_as_its_calls_say() -> None:
+    cases: tuple[tuple[str, FinishReason, str], ...] = (
+        (CALL, "stop", "tool_calls"),
+        (CALL, "length", "length"),
+        (CALL[:-16], "stop", "stop"),
+        (f"{CALL}<tool_call>" + '{"name": "now", "arguments": {"a"', "stop", "stop"),
+        ("Hello", "stop", "stop"),
+    )
+    for text, reason, expected in cases:
+        assembler = chat_assembler()
+        assembler.feed(text.encode())
+        assembler.finish(reason)
+        assert assembler.finish_reason(reason) == expected
+    assert Assembler().finish_reason("length") == "length"
+
+
+def test_one_call_ends_the_answer_where_only_one_is_allowed() -> None:
+    assembler = chat_assembler(parallel=False)
+    events = assembler.feed(f"{CALL}{CALL} and so on".encode())
+    assert assembler.stop_now
+    assert [type(event) for event in events + assembler.finish()] == [ToolCallStarted, ToolCallDelta, ToolCallEnded]
+    assert not Assembler().stop_now
+
+
+def test_stop_strings_end_thinking_and_calls_alike() -> None:
+    assembler = chat_assembler(("STOP",))
+    assert assembler.feed(b"<think>a STOP b") == [ReasoningDelta("a")]
+    assert assembler.stop_sequence == "STOP"
+    assert assembler.finish() == [ReasoningDelta(" ")]
+    assembler = chat_assembler(("STOP",))
+    assembler.feed(b'<tool_call>{"name": "now", "arguments": {"a": "STOP')
+    assert [type(event) for event in assembler.finish()] == [ToolCallEnded]
+    assert assembler.finish_reason("stop") == "stop"
+
+
+def test_tokens_of_thinking_are_counted() -> None:
+    assembler = chat_assembler()
+    for piece in (b"<think>", b"\n", b"I ", b"am", b"</think>", b"\n\n", b"So", b"."):
+        assembler.feed(piece)
+    assert assembler.reasoning_tokens == 4
+    empty = chat_assembler()
+    for piece in (b"<think>", b"\n\n", b"</think>", b"So"):
+        empty.feed(piece)
+    assert empty.reasoning_tokens == 0
+    assert Assembler().reasoning_tokens == 0
+
+
+def test_probabilities_go_with_text_alone() -> None:
+    pieces = [b"<think>", b"a", b"</think>", b"\n", b"So", b" it", b".", b"\n", b"<tool_", b"call>", CALL[11:].encode()]
+    pieces += [b"\n", b"Done", b" <to", b"ol", b""]
+    assembler = chat_assembler()
+    events = fed(assembler, pieces) + assembler.finish()
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert "".join(event.text for event in deltas) == "So it.\nDone <tool"
+    assert [one.token for event in deltas for one in event.logprobs] == [4, 5, 6, 12, 13, 14, 15]
+    assert ReasoningDelta("a") in events
+
+
+@given(st.text("ab <\n日", max_size=16), st.data())
+def test_text_has_the_same_probabilities_with_a_parser_and_without(text: str, data: st.DataObject) -> None:
+    pieces = [*data.draw(split(text.encode())), b""]
+    seen = []
+    for assembler in (Assembler(), chat_assembler()):
+        deltas = [event for event in fed(assembler, pieces) + assembler.finish() if isinstance(event, TextDelta)]
+        seen.append(("".join(e.text for e in deltas), [one.token for e in deltas for one in e.logprobs]))
+    assert seen[0] == seen[1]

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from backends import BackendSettings, create
 from backends.base import Backend
-from backends.fake import FakeBackend, FakeFault, FakeSettings
+from backends.fake import FakeBackend, FakeFault, FakeSettings, written
+from backends.output.selection import OutputFormats, parser_for
 from protocols.calls import EmbeddingRequest, RerankRequest
 from protocols.errors import (
     BackendLost,
@@ -23,7 +24,7 @@ from protocols.errors import (
     ServingError,
     Unavailable,
 )
-from protocols.events import Event, Finished, Frame, Started, TextDelta
+from protocols.events import Event, Finished, Frame, Started, TextDelta, Usage
 from protocols.request import (
     ChatPrompt,
     ImagePart,
@@ -34,6 +35,7 @@ from protocols.request import (
     TextPart,
     TextPrompt,
     TokenPrompt,
+    Tool,
 )
 from tests.backends.contract import Answer, BackendContract, answer, chat, until
 from tests.protocols.scripts import COMPLETE, FAILING, SCRIPTS
@@ -187,6 +189,20 @@ async def test_scripts_of_frames_in_order() -> None:
     backend.enqueue(SCRIPTS["empty"])
     assert [frame async for frame in backend.generate(request())] == frames
     assert len([frame async for frame in backend.generate(request())]) == 2
+
+
+async def test_what_a_model_would_write() -> None:
+    formats = OutputFormats.of("<tool_call><think>")
+    parser = parser_for(ChatPrompt((), (Tool("now"),)), formats, "<think>")
+    backend = await started()
+    backend.enqueue(
+        written(["Hm.", "</think>", '<tool_call>{"name": "now", ', '"arguments": {}}', "</tool_call>"], parser)
+    )
+    got = await answer(backend, request())
+    assert (got.choice.reasoning, got.choice.text, got.choice.reason) == ("Hm.", "", "tool_calls")
+    assert [call.name for call in got.choice.tool_calls] == ["now"]
+    assert got.tokens == (0, 1, 2, 3, 4)
+    assert got.completion.usage == Usage(1, 5, reasoning_tokens=1)
 
 
 # --- faults ------------------------------------------------------------

@@ -46,7 +46,7 @@ async def test_the_beginning_of_text_is_not_doubled() -> None:
     model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
     tokenizer = Tokenizer(model, cast("ChatTemplate", None), context_length=64)
     for text in ("<s>Hello", "Hello"):
-        tokenizer.tokens(greedy(TextPrompt(text)))
+        tokenizer.prepare(greedy(TextPrompt(text)))
     assert calls == [("<s>Hello", False), ("Hello", True)]
 
 
