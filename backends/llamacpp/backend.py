@@ -142,10 +142,7 @@ class LlamaCppBackend(Unsupported):
 
     async def apply_template(self, prompt: ChatPrompt) -> str:
         loaded, _, _ = self._generating()
-        render = loaded.tokenizer.template.render
-        return await self._aside(
-            partial(render, prompt.messages, prompt.tools, kwargs=prompt.template_kwargs), prompt_chars(prompt)
-        )
+        return await self._aside(partial(loaded.tokenizer.templates.render, prompt), prompt_chars(prompt))
 
     def adapters(self) -> list[Adapter]:
         loaded, _ = self._alive()

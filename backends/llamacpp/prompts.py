@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from backends.chat_template import ChatTemplate
+from backends.chat_template import ChatTemplates
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
@@ -32,9 +32,9 @@ class Tokenizer:
     """A model's vocabulary and chat template. `suffix_first`: how it wants prompts with a gap."""
 
     def __init__(
-        self, model: Model, template: ChatTemplate, *, context_length: int, suffix_first: bool = False
+        self, model: Model, templates: ChatTemplates, *, context_length: int, suffix_first: bool = False
     ) -> None:
-        self.template = template
+        self.templates = templates
         self._model = model
         self._context_length = context_length
         self._suffix_first = suffix_first
@@ -48,8 +48,8 @@ class Tokenizer:
 
     def _tokens(self, request: Request) -> Tokens:
         match request.prompt:
-            case ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs):
-                return self._text(self.template.render(messages, tools, kwargs=kwargs))
+            case ChatPrompt() as prompt:
+                return self._text(self.templates.render(prompt))
             case TextPrompt(text=text):
                 return self._text(text)
             case TokenPrompt(tokens=tokens):

@@ -22,7 +22,7 @@ from tests.backends.contract import chat
 from tests.backends.llamacpp.helpers import greedy
 
 if TYPE_CHECKING:
-    from backends.chat_template import ChatTemplate
+    from backends.chat_template import ChatTemplates
     from backends.llamacpp.bindings import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
@@ -44,7 +44,7 @@ async def test_the_beginning_of_text_is_not_doubled() -> None:
         return np.array([1], np.int32)
 
     model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
-    tokenizer = Tokenizer(model, cast("ChatTemplate", None), context_length=64)
+    tokenizer = Tokenizer(model, cast("ChatTemplates", None), context_length=64)
     for text in ("<s>Hello", "Hello"):
         tokenizer.tokens(greedy(TextPrompt(text)))
     assert calls == [("<s>Hello", False), ("Hello", True)]
