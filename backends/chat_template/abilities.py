@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -80,7 +81,9 @@ class _Probe:
         self._typed = False
         self._tools: Sequence[Value] = ()  # of every probe: some templates are for requests with tools only
 
-    def _try(self, *messages: Value, tools: Sequence[Value] = (), **variables: Any) -> str:
+    def _try(
+        self, *messages: Value, tools: Sequence[Value] = (), variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
         """What is rendered; nothing if it is refused."""
         if self._typed:
             messages = tuple(typed(message) for message in messages)
@@ -184,14 +187,14 @@ class _Probe:
         candidates = [Switch(name, True, False) for name in _BOOLEAN_SWITCHES]
         candidates += [Switch(*words) for words in _WORD_SWITCHES]
         for switch in candidates:
-            on, off = (self._try(*conversation, **{switch.variable: v}) for v in (switch.on, switch.off))
+            on, off = (self._try(*conversation, variables={switch.variable: v}) for v in (switch.on, switch.off))
             if on and off and on != off:
                 switches.append(switch)
         found: dict[str, Any] = {"switches": tuple(switches)}
         thinking = {switch.variable: switch.on for switch in switches}
         for variable in _EFFORT_VARIABLES:
             unset, made_up, *known = (
-                self._try(*conversation, **thinking, **given)
+                self._try(*conversation, variables=thinking | given)
                 for given in ({}, *({variable: word} for word in ("zzword", *EFFORTS)))
             )
             if any(text not in ("", unset) for text in known):
@@ -199,7 +202,7 @@ class _Probe:
                 found |= {"effort_variable": variable, "efforts": () if made_up else words}
                 break
         for variable in _BUDGET_VARIABLES:
-            none, some = (self._try(*conversation, **thinking, **{variable: n}) for n in (0, 512))
+            none, some = (self._try(*conversation, variables=thinking | {variable: n}) for n in (0, 512))
             if none and some and none != some:
                 found["budget_variable"] = variable
         return found

@@ -7,6 +7,7 @@ template and on what came before, never on what follows, but for neighbours that
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -67,7 +68,7 @@ def tool_values(tools: Iterable[Tool]) -> list[Value]:
     values: list[Value] = []
     for tool in tools:
         # Templates walk through the properties, and put the description between other texts, without a question.
-        parameters = tool.parameters or {"type": "object", "properties": {}}
+        parameters = copy.deepcopy(tool.parameters) or {"type": "object", "properties": {}}
         function = {"name": tool.name, "description": tool.description, "parameters": parameters}
         values.append({"type": "function", "function": function})
     return values
@@ -162,7 +163,9 @@ def _hides_text(turn: Message, can: Abilities) -> bool:
 
 def call_as_text(call: ToolCall) -> str:
     arguments = json.dumps(_object_or_text(call.arguments), ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
+    return (
+        f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
+    )
 
 
 def _alternating(turns: Iterable[Message], can: Abilities) -> Iterator[Message]:

@@ -73,7 +73,7 @@ def _weight(value: object) -> int:
         elif isinstance(item, range):
             weight += len(item)
         elif isinstance(item, Namespace):
-            todo.append(item._Namespace__attrs)  # type: ignore[attr-defined]  # printed with all that is in it
+            todo.append(item._Namespace__attrs)  # printed with all that is in it
         elif isinstance(item, Mapping):
             todo += item.keys()
             todo += item.values()

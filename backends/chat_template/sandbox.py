@@ -1,4 +1,4 @@
-"""Runs a template that came with a model from anywhere: no attribute, file, clock or randomness, bounded in time and memory.
+"""Runs a template that came with a model from anywhere: no attributes, files or randomness, bounded time and memory.
 
 Jinja's sandbox keeps templates from attributes and from changing what they are given. It bounds neither time nor
 memory, so the tree of a template is rewritten before it is compiled: loops and calls pay from a `Budget`, and so does
@@ -19,6 +19,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
@@ -119,7 +120,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         value = super().getitem(obj, argument)
         return self.budget.measured(value) if isinstance(argument, slice) else value
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         own = getattr(__obj, "__self__", None)
         if own is __self:
             return __obj(*args)
@@ -135,11 +136,15 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 _check_replace(text, old, new)
             case "join", (items,):
                 return (self._joinable(items, text),)
-            case ("center" | "ljust" | "rjust" | "zfill"), (width, *_):
+            case (("center" | "ljust" | "rjust" | "zfill"), (width, *_)):
                 _check_width(width)
-            case ("expandtabs" | "translate" | "encode" | "maketrans"), _:
-                raise jinja2.sandbox.SecurityError(f"the method {name!r} is not available")
+            case (("expandtabs" | "translate" | "encode" | "maketrans"), _):
+                raise SecurityError(f"the method {name!r} is not available")
         return args
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Kimi's template collects ids in a list. What a template could spoil is its own copy."""
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -179,7 +184,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return paid
 
-    def _paid_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _paid_test(self, function: Any) -> Callable[..., Any]:
         @functools.wraps(function)
         def paid(*args: Any) -> Any:
             for value in args:
@@ -223,7 +228,7 @@ class _Metered(NodeTransformer):
     def __init__(self, environment: Sandbox) -> None:
         self._environment = environment
 
-    def _call(self, name: str, *args: nodes.Expr) -> nodes.Expr:
+    def _call(self, name: str, *args: Any) -> nodes.Expr:
         call = nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
         call.set_environment(self._environment)
         return call
@@ -255,7 +260,8 @@ class _Metered(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
         """Comparing takes as long as its operands are large."""
         self.generic_visit(node)
-        for part in (node, *node.ops):
+        parts: list[Any] = [node, *node.ops]
+        for part in parts:
             if not isinstance(part.expr, nodes.Const):
                 part.expr = self._call("measured", part.expr)
         return node
@@ -282,7 +288,7 @@ def _check_filter(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
     match name, args:
         case "replace", (old, new, *_):
             _check_replace(str(value), str(old), str(new))
-        case ("center" | "batch" | "slice" | "truncate" | "round"), (width, *_):
+        case (("center" | "batch" | "slice" | "truncate" | "round"), (width, *_)):
             _check_width(width)
         case "indent", (width, *_):
             _check_width(len(width) if isinstance(width, str) else width)

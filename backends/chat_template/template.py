@@ -14,7 +14,7 @@ from backends.chat_template.abilities import EFFORTS, Abilities, Value, probe
 from backends.chat_template.adapt import adapted, check_images, tool_values
 from backends.chat_template.sandbox import FAILURES, Sandbox, to_json
 from protocols.errors import InvalidRequest
-from protocols.request import ChatPrompt, Message, Reasoning, TextPart
+from protocols.request import ChatPrompt, Message, Reasoning, TextPart, ToolCall
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -97,6 +97,14 @@ class ChatTemplate:
                 refusal = refusal or error
         assert refusal is not None
         raise _refused(refusal) from refusal
+
+    def sample_call(self) -> str | None:
+        """What the template makes of a message that calls a tool; None if it has no form for that."""
+        if not self.abilities.calls:
+            return None
+        call = ToolCall("call_0", "f", '{"x": 1}')
+        prompt = ChatPrompt((Message("user", (TextPart("x"),)), Message("assistant", tool_calls=(call,))))
+        return self.render(prompt)
 
     def _check(self, prompt: ChatPrompt) -> None:
         """Those that are set here are not a client's to set."""

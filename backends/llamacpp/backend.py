@@ -21,6 +21,7 @@ from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
+from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 _INLINE_SIZE = 4096
 """Prompts of so many characters are tokenised in a millisecond or two; larger ones leave the event loop."""
+
+_TAIL = 16
+"""So many tokens at the end of a prompt show whether the model is to think first."""
 
 
 class LlamaCppBackend(Unsupported):
@@ -63,10 +67,10 @@ class LlamaCppBackend(Unsupported):
         check_limits(request)
         scales = self._scales if request.lora is None else request.lora
         adapters = adapter_set(scales, len(generating.adapters))
-        sampling = await self._sampling(request)
         prompt = await self._tokens(request)
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
+        sampling = await self._sampling(request, prompt)
         stream = engine.submit(
             Generation(
                 id=request.id,
@@ -216,11 +220,16 @@ class LlamaCppBackend(Unsupported):
             )
         return generating.slot_store, engine
 
-    async def _sampling(self, request: Request) -> SamplerSpec:
+    async def _sampling(self, request: Request, prompt: Tokens) -> SamplerSpec:
         """What `request` says about its tokens. Grammars and long lists take a while."""
         loaded, _ = self._alive()
-        size = 0 if is_quick(request) else _INLINE_SIZE + 1
-        return await self._aside(partial(sampler_spec, loaded.model, request), size)
+
+        def spec() -> SamplerSpec:
+            tail = b"".join(map(loaded.model.special_piece, prompt[-_TAIL:].tolist())).decode("utf-8", "replace")
+            return sampler_spec(loaded.model, with_tool_grammar(request, loaded.tokenizer.templates, tail))
+
+        quick = is_quick(request) and not demands_grammar(request)
+        return await self._aside(spec, 0 if quick else _INLINE_SIZE + 1)
 
     async def _tokens(self, request: Request) -> Tokens:
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""
