@@ -116,10 +116,6 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         check_chars(sum(map(len, texts)))
         return "".join(texts)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        value = super().getitem(obj, argument)
-        return self.budget.measured(value) if isinstance(argument, slice) else value
-
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         own = getattr(__obj, "__self__", None)
         if own is __self:
@@ -250,6 +246,10 @@ class _Metered(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         return self._call("concatenated", *node.nodes)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return self._call("measured", node) if isinstance(node.arg, nodes.Slice) else node
 
     def _container(self, node: Any) -> nodes.Expr:
         self.generic_visit(node)

@@ -24,6 +24,7 @@ CHATML = (
 
 _MAX_CHARS = 16 * 1024 * 1024
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_NO_EFFORT = ("none", "no_think")
 _CUT = "zzcut0here"
 
 Clock = Callable[[], datetime]
@@ -36,7 +37,7 @@ class ChatTemplates:
         """`clock` is what `strftime_now` shows. Raises `ValueError` with one line for what is not a template."""
         self._templates = {
             name: ChatTemplate(source, clock=clock, bos_token=bos_token, eos_token=eos_token)
-            for name, source in {"default": CHATML, **sources}.items()
+            for name, source in {**sources, "default": sources.get("default") or CHATML}.items()
             if source
         }
 
@@ -187,10 +188,11 @@ def _effort(wanted: str | None, enabled: bool | None, can: Abilities) -> str | N
     if enabled is False:
         # Where nothing turns it off, the least; where something does, a word only if it is one for that.
         least = can.efforts[0] if can.efforts else "low"
-        return least if not can.switches or least in ("none", "no_think") else None
-    if wanted is None or not can.efforts or wanted not in EFFORTS:
+        return least if not can.switches or least in _NO_EFFORT else None
+    words = [word for word in can.efforts if word not in _NO_EFFORT]
+    if wanted is None or not words or wanted not in EFFORTS:
         return wanted
-    return min(can.efforts, key=lambda word: abs(EFFORTS.index(word) - EFFORTS.index(wanted)))
+    return min(words, key=lambda word: abs(EFFORTS.index(word) - EFFORTS.index(wanted)))
 
 
 def _refused(error: Exception) -> InvalidRequest:
