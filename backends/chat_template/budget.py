@@ -15,7 +15,7 @@ CHARS_PER_STEP = 64
 MAX_WEIGHT = 1_000_000
 """Of one value, in steps. Text alone may have `MAX_CHARS`."""
 MAX_CHARS = 16 * 1024 * 1024
-_BASE_STEPS = 2_000_000
+BASE_STEPS = 2_000_000
 _STEPS_PER_WEIGHT = 1_000
 """Some templates look back at all messages from each; they then take a hundred steps or so for every pair."""
 
@@ -25,9 +25,9 @@ class TooExpensive(ValueError):
 
 
 class Budget:
-    def __init__(self, *inputs: object) -> None:
+    def __init__(self, *inputs: object, steps: int = BASE_STEPS) -> None:
         """`inputs` are what the template is given: long conversations may take longer."""
-        self._left = _BASE_STEPS + _STEPS_PER_WEIGHT * sum(map(_weight, inputs))
+        self._left = steps + _STEPS_PER_WEIGHT * sum(map(_weight, inputs))
 
     def spend(self, steps: int) -> None:
         self._left -= steps

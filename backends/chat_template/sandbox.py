@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from backends.chat_template.budget import CHARS_PER_STEP, Budget, TooExpensive, check_chars
+from backends.chat_template.budget import BASE_STEPS, CHARS_PER_STEP, MAX_CHARS, Budget, TooExpensive, check_chars
 
 MAX_SOURCE_CHARS = 1024 * 1024
 _MAX_WIDTH = 1_000
@@ -79,10 +79,18 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
             raise ValueError("the chat template is nested too deeply") from error
 
-    def run(self, template: jinja2.Template, variables: Mapping[str, Any], now: datetime, max_chars: int) -> str:
+    def run(
+        self,
+        template: jinja2.Template,
+        variables: Mapping[str, Any],
+        now: datetime,
+        *,
+        max_chars: int = MAX_CHARS,
+        steps: int = BASE_STEPS,
+    ) -> str:
         """Raises one of `FAILURES`."""
         previous = getattr(self._running, "state", None)
-        self._running.state = (Budget(*variables.values()), now)
+        self._running.state = (Budget(*variables.values(), steps=steps), now)
         try:
             parts: list[str] = []
             length = 0

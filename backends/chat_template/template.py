@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -12,6 +11,7 @@ import msgspec
 
 from backends.chat_template.abilities import EFFORTS, Abilities, Value, probe
 from backends.chat_template.adapt import adapted, check_images, tool_values
+from backends.chat_template.budget import BASE_STEPS
 from backends.chat_template.sandbox import FAILURES, Sandbox, to_json
 from protocols.errors import InvalidRequest
 from protocols.request import ChatPrompt, Message, Reasoning, TextPart, ToolCall
@@ -22,7 +22,7 @@ CHATML = (
 )
 """For models that bring no template: the format most fine-tunes without one were trained on."""
 
-_MAX_CHARS = 16 * 1024 * 1024
+_PROBE_STEPS = 200_000
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 _NO_EFFORT = ("none", "no_think")
 _CUT = "zzcut0here"
@@ -52,31 +52,22 @@ class ChatTemplates:
 class ChatTemplate:
     """One template. Safe on any thread. `bos_token` and `eos_token` are texts."""
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        clock: Clock,
-        bos_token: str = "",
-        eos_token: str = "",
-        max_chars: int = _MAX_CHARS,
-    ) -> None:
-        """Raises `ValueError` with one line when `source` is not a template."""
+    def __init__(self, source: str, *, clock: Clock, bos_token: str = "", eos_token: str = "") -> None:
+        """Takes some tenths of a second. Raises `ValueError` with one line when `source` is not a template."""
         self._sandbox = Sandbox()
         self._template = self._sandbox.compiled(source)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._clock = clock
-        self._max_chars = max_chars
+        self.abilities = self._probed()
 
-    @cached_property
-    def abilities(self) -> Abilities:
+    def _probed(self) -> Abilities:
         now = self._clock()  # one for all, so that only what is probed makes a difference
 
         def attempt(
             messages: Sequence[Value], tools: Sequence[Value], generate: bool, variables: Mapping[str, Any]
         ) -> str | None:
             try:
-                return self._run(list(messages), list(tools), generate, variables, now)
+                return self._run(list(messages), list(tools), generate, variables, now, _PROBE_STEPS)
             except FAILURES:
                 return None  # a template that refuses the probe gives the answer as well
 
@@ -152,6 +143,7 @@ class ChatTemplate:
         generate: bool,
         variables: Mapping[str, Any],
         now: datetime,
+        steps: int = BASE_STEPS,
     ) -> str:
         given = {
             "messages": messages,
@@ -160,7 +152,7 @@ class ChatTemplate:
             "tools": tools or None,  # templates ask `is not none` and `if tools` alike
             "add_generation_prompt": generate,
         }
-        return self._sandbox.run(self._template, {**variables, **self._tokens, **given}, now, self._max_chars)
+        return self._sandbox.run(self._template, {**variables, **self._tokens, **given}, now, steps=steps)
 
 
 def _fallbacks(can: Abilities) -> tuple[Abilities, Abilities]:

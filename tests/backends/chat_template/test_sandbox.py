@@ -16,14 +16,9 @@ NOW = datetime(2026, 2, 3)
 HELLO = ChatPrompt((Message("user", (TextPart("Hello"),)),))
 
 
-@pytest.fixture(autouse=True)
-def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.chat_template.budget._BASE_STEPS", 200_000)
-
-
 def run(source: str, **variables: object) -> str:
     sandbox = Sandbox()
-    return sandbox.run(sandbox.compiled(source), variables, NOW, 100_000)
+    return sandbox.run(sandbox.compiled(source), variables, NOW, max_chars=100_000, steps=200_000)
 
 
 def test_whitespace_and_loop_controls_as_in_transformers() -> None:
@@ -150,17 +145,16 @@ def test_an_attribute_that_is_not_there_is_nothing() -> None:
 
 
 def test_long_conversations_may_take_longer() -> None:
-    spent = 1_000_000
     with pytest.raises(TooExpensive):
-        Budget(["short"]).spend(spent)
-    Budget([{"content": "x"}] * 2_000).spend(spent)
+        Budget(["short"], steps=1_000).spend(1_000_000)
+    Budget([{"content": "x"}] * 2_000, steps=1_000).spend(1_000_000)
 
 
 def test_the_budget_is_one_rendering_s() -> None:
     sandbox = Sandbox()
     template = sandbox.compiled("{% for i in range(30000) %}{% endfor %}done")
     for _ in range(10):
-        assert sandbox.run(template, {}, NOW, 10) == "done"
+        assert sandbox.run(template, {}, NOW, steps=200_000) == "done"
 
 
 @pytest.mark.parametrize("source", ["\n{% if %}", "\n{{ 1 | nofilter }}"])

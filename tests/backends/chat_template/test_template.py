@@ -18,8 +18,8 @@ CALL = ToolCall("call_0123456789abcdef", "get_weather", '{"city": "Köln"}')
 CALL_2 = ToolCall("call_0123456789abcdeg", "get_weather", '{"city": "Ulm"}')
 
 
-def template(source: str, **options: Any) -> ChatTemplate:
-    return ChatTemplate(source, clock=lambda: NOW, bos_token="<s>", eos_token="</s>", **options)
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, clock=lambda: NOW, bos_token="<s>", eos_token="</s>")
 
 
 def message(role: Role, text: str = "", **fields: Any) -> Message:
@@ -186,6 +186,16 @@ def test_text_thoughts_and_calls_that_a_template_refuses_together_come_apart() -
     assert '<user>Hello</><final>Let me see.</><analysis>hm</><call>get_weather{"city": "Köln"}</>' in render(
         templates.HARMONY, HELLO, turn
     )
+
+
+def test_what_a_template_refuses_after_all_is_text() -> None:
+    """The probes have two calls at most."""
+    refuse = "{% if m.tool_calls | default([]) | length > 2 %}{{ raise_exception('too many') }}{% endif %}"
+    source = templates.PRINTED.replace("<{{ m.role }}>", refuse + "<{{ m.role }}>")
+    calls = message("assistant", tool_calls=(CALL, CALL_2, ToolCall("call_3", "f", "{}")))
+    text = render(source, HELLO, calls, message("tool", "20", tool_call_id=CALL.id))
+    assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call></>' in text
+    assert "<tool_response>\n20\n</tool_response>" in text
 
 
 def test_tools_stay_in_the_prompt_whatever_is_chosen() -> None:

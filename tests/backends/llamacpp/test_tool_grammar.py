@@ -37,6 +37,7 @@ from protocols.request import (
     Tool,
     ToolChoice,
 )
+from tests.backends.chat_template import captures
 from tests.backends.contract import answer
 from tests.backends.llamacpp.helpers import greedy
 from tests.backends.llamacpp.test_json_schema import matches
@@ -121,6 +122,14 @@ def test_B18_a_schema_that_cannot_be_compiled_is_any_object(schema: dict[str, An
     assert matches(grammar, hermes("f", '{"a": [{}]}'))
     assert not matches(grammar, hermes("f", '"x"'))
     assert not matches(grammar, hermes("get_weather", "{}"))
+
+
+@pytest.mark.parametrize("client", captures.NAMES)
+def test_B18_the_tools_of_real_clients(client: str) -> None:
+    tools = list(captures.recorded(client)[0].tools)
+    grammar = forced(tools)
+    for index, tool in enumerate(tools):
+        assert f"arguments-{index} ::=" in grammar or not tool.parameters.get("properties"), tool.name
 
 
 def test_B18_schemas_that_are_too_large_together_are_any_object() -> None:
