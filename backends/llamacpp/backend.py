@@ -23,6 +23,7 @@ from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
+from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -41,6 +42,9 @@ T = TypeVar("T")
 
 _INLINE_SIZE = 4096
 """Prompts of so many characters are tokenised in a millisecond or two; larger ones leave the event loop."""
+
+_TAIL = 16
+"""So many tokens at the end of a prompt show whether the model is to think first."""
 
 
 class LlamaCppBackend(Unsupported):
@@ -68,11 +72,11 @@ class LlamaCppBackend(Unsupported):
         check_limits(request)
         scales = self._scales if request.lora is None else request.lora
         adapters = adapter_set(scales, len(generating.adapters))
-        sampling = await self._sampling(request)
         prepared = await self._prepare(request)
         prompt = prepared.tokens
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
+        sampling = await self._sampling(request, prompt)
         echo = (
             await self._aside(partial(_echo, loaded.model, prompt, sampling), len(prompt))
             if request.extras.echo
@@ -158,10 +162,7 @@ class LlamaCppBackend(Unsupported):
 
     async def apply_template(self, prompt: ChatPrompt) -> str:
         loaded, _, _ = self._generating()
-        render = loaded.tokenizer.template.render
-        return await self._aside(
-            partial(render, prompt.messages, prompt.tools, kwargs=prompt.template_kwargs), prompt_chars(prompt)
-        )
+        return await self._aside(partial(loaded.tokenizer.templates.render, prompt), prompt_chars(prompt))
 
     def adapters(self) -> list[Adapter]:
         loaded, _ = self._alive()
@@ -235,11 +236,16 @@ class LlamaCppBackend(Unsupported):
             )
         return generating.slot_store, engine
 
-    async def _sampling(self, request: Request) -> SamplerSpec:
+    async def _sampling(self, request: Request, prompt: Tokens) -> SamplerSpec:
         """What `request` says about its tokens. Grammars and long lists take a while."""
         loaded, _ = self._alive()
-        size = 0 if is_quick(request) else _INLINE_SIZE + 1
-        return await self._aside(partial(sampler_spec, loaded.model, request), size)
+
+        def spec() -> SamplerSpec:
+            tail = b"".join(map(loaded.model.special_piece, prompt[-_TAIL:].tolist())).decode("utf-8", "replace")
+            return sampler_spec(loaded.model, with_tool_grammar(request, loaded.tokenizer.templates, tail))
+
+        quick = is_quick(request) and not demands_grammar(request)
+        return await self._aside(spec, 0 if quick else _INLINE_SIZE + 1)
 
     async def _prepare(self, request: Request) -> Prepared:
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""

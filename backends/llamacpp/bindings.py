@@ -141,6 +141,7 @@ class Model:
         self.eos = int(c.llama_vocab_eos(self.vocab))
         self.sep = int(c.llama_vocab_sep(self.vocab))
         self.chat_template = self._template(None)
+        self.tool_use_template = self._template(b"tool_use")
         self.rerank_template = self._template(b"rerank")
         self.bos_text = self._special_text(self.bos)
         self.eos_text = self._special_text(self.eos)

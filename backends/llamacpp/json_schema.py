@@ -49,23 +49,32 @@ MAX_NESTED_CHOICES = 32
 def to_gbnf(schema: object, path: str = "json_schema") -> str:
     """`path` is what the paths in errors begin with. The same schema always gives the same text."""
     check_size(schema, path)
-    return _Converter(schema, path).run()
+    converter = _Converter(schema, path, RuleWriter(), "root")
+    converter.run()
+    return converter.checked_text()
+
+
+def write_rule(rules: RuleWriter, schema: object, path: str, name: str) -> str:
+    """The name of a rule for `schema`, which `to_gbnf` has been found to take, beside the other rules of a grammar."""
+    converter = _Converter(schema, path, rules, name)
+    converter.run()
+    return converter.root
 
 
 class _Converter:
     """Rules are named when they are first needed, and written one after the other: schemas may refer to themselves."""
 
-    def __init__(self, schema: object, path: str) -> None:
+    def __init__(self, schema: object, path: str, rules: RuleWriter, name: str) -> None:
         self._path = path
-        self._rules = RuleWriter()
+        self._rules = rules
         self._plainer = Plainer(schema, path)
-        self._root = self._rules.reserve("root")
-        self._named: dict[str, str] = {'{"$ref": "#"}': self._root}
-        self._todo: deque[tuple[str, object, str]] = deque([(self._root, schema, path)])
-        self._paths = {self._root: path}
+        self.root = self._rules.reserve(name)
+        self._named: dict[str, str] = {'{"$ref": "#"}': self.root}
+        self._todo: deque[tuple[str, object, str]] = deque([(self.root, schema, path)])
+        self._paths = {self.root: path}
         self._nested_choices = 0
 
-    def run(self) -> str:
+    def run(self) -> None:
         self._rules.json("space")
         while self._todo:
             name, schema, path = self._todo.popleft()
@@ -73,6 +82,8 @@ class _Converter:
                 self._rules.define(name, self._any(schema, path, name))
             except Impossible as error:
                 raise invalid(error.path, error.why) from error
+
+    def checked_text(self) -> str:
         text = self._rules.text()
         try:
             rules = gbnf.parse(text)

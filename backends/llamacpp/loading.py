@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from backends.base import BackendStartError, ModelCard
-from backends.chat_template import ChatTemplate
+from backends.chat_template import ChatTemplates
 from backends.llamacpp.adapter_file import check_adapter_file
 from backends.llamacpp.bindings import (
     DECODED,
@@ -86,9 +87,8 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
     batch_size = settings.embedding_batch_size or settings.micro_batch_size
     input_length = min(batch_size, model.trained_context)
     context_length = min(settings.context_length, model.trained_context) if generates else input_length
-    template = ChatTemplate(
-        model.chat_template if generates else "", bos_token=model.bos_text, eos_token=model.eos_text
-    )
+    sources = {"default": model.chat_template, "tool_use": model.tool_use_template} if generates else {}
+    templates = ChatTemplates(sources, clock=datetime.now, bos_token=model.bos_text, eos_token=model.eos_text)
     open_embeddings = partial(
         EmbeddingContext,
         model,
@@ -119,7 +119,7 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
     )
     tokenizer = Tokenizer(
         model,
-        template,
+        templates,
         context_length=context_length,
         suffix_first=settings.infill_suffix_first,
         formats=OutputFormats.of(model.chat_template, settings.tool_format, settings.reasoning_format),

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import msgspec
 
-from backends.chat_template import ChatTemplate
+from backends.chat_template import ChatTemplates
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import checked_tokens
 from backends.llamacpp.infill import infill_tokens
@@ -51,13 +51,13 @@ class Tokenizer:
     def __init__(
         self,
         model: Model,
-        template: ChatTemplate,
+        templates: ChatTemplates,
         *,
         context_length: int,
         suffix_first: bool = False,
         formats: OutputFormats = PLAIN,
     ) -> None:
-        self.template = template
+        self.templates = templates
         self._formats = formats
         self._model = model
         self._context_length = context_length
@@ -73,7 +73,7 @@ class Tokenizer:
     def _prepare(self, request: Request) -> Prepared:
         match request.prompt:
             case ChatPrompt() as prompt:
-                text = self.template.render(prompt.messages, prompt.tools, kwargs=prompt.template_kwargs)
+                text = self.templates.render(prompt)
                 parser = parser_for(prompt, self._formats, text if prompt.continues else text[-_TAIL:])
                 return Prepared(self._text(text), parser, self._shown(parser))
             case TextPrompt(text=text):

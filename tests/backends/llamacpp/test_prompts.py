@@ -17,12 +17,12 @@ from backends.llamacpp.bindings import Tokens
 from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.settings import LlamaCppSettings
 from protocols.errors import InvalidRequest, NotSupported
-from protocols.request import InfillPrompt, TextPrompt
+from protocols.request import ChatPrompt, InfillPrompt, Message, TextPart, TextPrompt, Tool, ToolCall
 from tests.backends.contract import chat
 from tests.backends.llamacpp.helpers import greedy
 
 if TYPE_CHECKING:
-    from backends.chat_template import ChatTemplate
+    from backends.chat_template import ChatTemplates
     from backends.llamacpp.bindings import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
@@ -44,7 +44,7 @@ async def test_the_beginning_of_text_is_not_doubled() -> None:
         return np.array([1], np.int32)
 
     model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
-    tokenizer = Tokenizer(model, cast("ChatTemplate", None), context_length=64)
+    tokenizer = Tokenizer(model, cast("ChatTemplates", None), context_length=64)
     for text in ("<s>Hello", "Hello"):
         tokenizer.prepare(greedy(TextPrompt(text)))
     assert calls == [("<s>Hello", False), ("Hello", True)]
@@ -80,6 +80,23 @@ async def test_the_template_gives_what_is_counted(backend: LlamaCppBackend) -> N
     text = await backend.apply_template(prompt)
     assert "<|im_start|>user\nWhat is a fox?<|im_end|>" in text
     assert len(await backend.tokenize(text)) == await backend.count_tokens(greedy(prompt))
+
+
+async def test_tools_and_results_under_a_template_without_them(backend: LlamaCppBackend) -> None:
+    tool = Tool("get_weather", "Tells the weather.", {"type": "object", "properties": {}})
+    call = Message("assistant", tool_calls=(ToolCall("call_1", "get_weather", "{}"),))
+    turns = (*chat("How is it?").messages, call, Message("tool", (TextPart("20 C"),), tool_call_id="call_1"))
+    first, second = [await backend.apply_template(ChatPrompt(turns[:end], (tool,))) for end in (1, 3)]
+    assert first.startswith("<|im_start|>system\n# Tools")
+    assert second.startswith(first)
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call><|im_end|>' in second
+    assert "20 C" in second
+
+
+async def test_an_answer_is_continued(backend: LlamaCppBackend) -> None:
+    turns = (*chat("How is it?").messages, Message("assistant", (TextPart("It is "),)))
+    text = await backend.apply_template(ChatPrompt(turns, continues=True))
+    assert text.endswith("<|im_start|>assistant\nIt is ")
 
 
 async def test_a_model_without_gap_tokens_says_so(backend: LlamaCppBackend) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.chat_template import ChatTemplate
+from backends.chat_template import ChatTemplates
 from protocols.anthropic_messages import CODEC
 from protocols.codec import Call
 from protocols.request import ChatPrompt
@@ -88,8 +89,8 @@ def test_B14_the_next_turn_begins_with_the_whole_last_one(name: str) -> None:
     first, second = (decoded(body)[1] for body in bodies(name))
     assert second.messages[: len(first.messages)] == first.messages
     assert second.tools[: len(first.tools)] == first.tools
-    template = ChatTemplate()
-    texts = [template.render(prompt.messages, add_generation_prompt=False) for prompt in (first, second)]
+    templates = ChatTemplates({}, clock=lambda: datetime(2026, 11, 29))
+    texts = [templates.render(prompt) for prompt in (first, second)]
     assert texts[1].startswith(texts[0])
     assert "x-anthropic-billing-header" not in texts[1]
 
