@@ -141,6 +141,22 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_slot(system: Deployed) ->
     wait_for(lambda: stats("slow").running == 0, "the slot is free", deadline_s=2)
 
 
+def test_questions_are_answered_by_a_replica(system: Deployed, client: openai.OpenAI) -> None:
+    """Small answers come over gRPC, vectors by reference."""
+    vectors = client.embeddings.create(model="fast", input=["one", "two three"])
+    assert [len(item.embedding) for item in vectors.data] == [8, 8]
+    slots = httpx.get(f"{system.url}/slots", params={"model": "slow"}).json()
+    assert [slot["id"] for slot in slots] == list(range(8))
+    refused = httpx.post(f"{system.url}/tokenize", json={"model": "fast", "content": "a"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_many_prompts_of_one_body_are_answered_side_by_side(system: Deployed) -> None:
+    asked = {"model": "fast", "prompt": [f"prompt {i}" for i in range(20)], "n_predict": 3, "return_tokens": True}
+    answers = httpx.post(f"{system.url}/completion", json=asked, timeout=30).json()
+    assert [len(answer["tokens"]) for answer in answers] == [3] * 20
+
+
 BAD: list[tuple[str, bytes, int, str | None]] = [
     ("malformed JSON", b'{"model": "fast", ', 400, None),
     ("not an object", b"[1]", 400, None),
