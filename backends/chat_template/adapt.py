@@ -123,15 +123,15 @@ def _one_call_each(turns: Sequence[Message]) -> list[Message]:
         if len(turn.tool_calls) < 2:
             done.append(turn)
             continue
-        results: dict[str | None, Message] = {}
+        results = []
         while at < len(turns) and turns[at].role == "tool":
-            results[turns[at].tool_call_id] = turns[at]
+            results.append(turns[at])
             at += 1
         for index, call in enumerate(turn.tool_calls):
             done.append(msgspec.structs.replace(turn, tool_calls=(call,)) if not index else _caller(call))
-            if (result := results.pop(call.id, None)) is not None:
-                done.append(result)
-        done += results.values()
+            done += [result for result in results if result.tool_call_id == call.id]
+        known = {call.id for call in turn.tool_calls}
+        done += [result for result in results if result.tool_call_id not in known]
     return done
 
 
