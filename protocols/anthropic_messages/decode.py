@@ -12,11 +12,12 @@ import msgspec
 
 from protocols.anthropic_messages.content import conversation
 from protocols.anthropic_messages.tools import ToolBox
-from protocols.anthropic_messages.wire import Body, InMessage, OutputFormat, Thinking, ToolResultBlock
+from protocols.anthropic_messages.wire import Body, InMessage, Thinking, ToolResultBlock
 from protocols.body import parse_object, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
-from protocols.request import ChatPrompt, Constraint, JsonSchemaConstraint, Message, Reasoning, Request, Sampling
+from protocols.request import ChatPrompt, Constraint, Message, Reasoning, Request, Sampling
+from protocols.sampling_fields import schema_constraint
 
 DEFAULT_MAX_TOKENS = 4096
 DEFAULT_THINKING_BUDGET = 10_000
@@ -64,7 +65,7 @@ def decode(body: bytes, request_id: str) -> Call[MessagesOptions]:
         max_tokens=DEFAULT_MAX_TOKENS if wire.max_tokens is None else wire.max_tokens,
         stop=tuple(s for s in wire.stop_sequences or () if s),  # an empty one would match before the first token
         ignore_eos=bool(wire.ignore_eos),
-        constraint=_constraint((config and config.format) or wire.output_format),
+        constraint=_constraint(wire),
     )
     return Call((request,), stream=bool(wire.stream), options=MessagesOptions(_shown(wire.thinking, reasoning)))
 
@@ -90,8 +91,12 @@ def _shown(thinking: Thinking | None, reasoning: Reasoning) -> Literal["shown", 
     return "omitted" if thinking.display == "omitted" else "shown"
 
 
-def _constraint(format: OutputFormat | None) -> Constraint | None:
-    return None if format is None else JsonSchemaConstraint(format.json_schema)
+def _constraint(wire: Body) -> Constraint | None:
+    if wire.output_config is not None and wire.output_config.format is not None:
+        return schema_constraint(wire.output_config.format.json_schema, "output_config.format.schema")
+    if wire.output_format is not None:
+        return schema_constraint(wire.output_format.json_schema, "output_format.schema")
+    return None
 
 
 def _continues(messages: tuple[Message, ...]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from protocols.anthropic_messages.content import ToolUpdate
 from protocols.anthropic_messages.wire import InTool, InToolChoice
+from protocols.body import plain_json
 from protocols.errors import InvalidRequest
 from protocols.request import Tool, ToolChoice
 
@@ -93,8 +94,9 @@ class ToolBox:
             raise InvalidRequest(f"Missing required parameter: '{path}.name'.", param=f"{path}.name")
         if wire.input_schema is None:
             raise InvalidRequest(f"Missing required parameter: '{path}.input_schema'.", param=f"{path}.input_schema")
+        schema = plain_json(wire.input_schema, f"{path}.input_schema")
         if wire.name in self._known:
             raise InvalidRequest(f"Invalid '{path}.name': another tool has this name.", param=f"{path}.name")
-        tool = Tool(wire.name, wire.description or "", wire.input_schema, bool(wire.strict))
+        tool = Tool(wire.name, wire.description or "", schema, bool(wire.strict))
         self._known[tool.name] = tool
         return tool

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends.chat_template import ChatTemplates
@@ -90,9 +91,9 @@ def test_B14_the_next_turn_begins_with_the_whole_last_one(name: str) -> None:
     assert second.messages[: len(first.messages)] == first.messages
     assert second.tools[: len(first.tools)] == first.tools
     templates = ChatTemplates({}, clock=lambda: datetime(2026, 11, 29))
-    texts = [templates.render(prompt) for prompt in (first, second)]
-    if second.tools == first.tools:  # a tool that was found is shown from then on, at the top
-        assert texts[1].startswith(texts[0])
+    # A tool that was searched for joins the list at the head of the prompt: that turn is computed anew, once.
+    texts = [templates.render(msgspec.structs.replace(prompt, tools=first.tools)) for prompt in (first, second)]
+    assert texts[1].startswith(texts[0])
     assert "x-anthropic-billing-header" not in texts[1]
 
 

@@ -422,6 +422,12 @@ def test_a_foreign_type_with_a_schema_is_a_tool_like_any_other() -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "Missing"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name", "Missing"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "Missing"),
+        ({"tools": [{"name": "f", "input_schema": {"a": 2**64}}]}, "tools[0].input_schema", "more than 64 bits"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"a": 2**64}}}},
+            "output_config.format.schema",
+            "more than 64 bits",
+        ),
         ({"tools": [F, F]}, "tools[1].name", "another tool has this name"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", "known to Anthropic's models only"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type", "needs 'tools'"),
