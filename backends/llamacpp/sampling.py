@@ -142,7 +142,8 @@ class SamplerChain:
         self._model = model
         self._dry = dry
         self._random: list[Any] = []  # samplers that draw one random number per token
-        self._likeliest = params.greedy and not (biases or params.penalises or params.dries)
+        only_bans = all(bias == -np.inf for bias in biases.values())
+        self._likeliest = params.greedy and only_bans and not (params.penalises or params.dries)
         self._chain: Any = made(c.llama_sampler_chain_init(c.llama_sampler_chain_default_params()))
         try:
             self._fill()
@@ -250,8 +251,10 @@ class SamplerChain:
 
     def sample(self, context: Context, row: int) -> int:
         """Draws from the logits of `row` of the last decoded batch, and accepts the token."""
-        if self._likeliest:  # the same token as the chain's, in a tenth of the time
-            return int(context.logits(row).argmax())
+        if self._likeliest:  # the chain's token, in a tenth of the time, unless it is banned
+            token = int(context.logits(row).argmax())
+            if token not in self.biases:
+                return token
         context.check_output(row)
         return int(c.llama_sampler_sample(self.handle, context.handle, row))
 
