@@ -5,8 +5,9 @@
 Both serve the same GGUF with the same threads and the same room per slot, on this machine. Both are up all the time,
 and each load goes to one and then to the other, in alternating order: what else happens on the machine meets both.
 Ours runs as `tokenyard serve --local`. Each level sends that many different prompts at once and reads the streams to
-the end; the last load is a crowd: users who share a long system prompt and arrive together. Every figure is a median
-over the repeats; ratios are ours over theirs.
+the end, once with prompts of 40 tokens (most of them the chat template's own) and once of 250. The last load is a
+crowd: users who share a long system prompt and arrive together. Every figure is a median over the repeats; ratios are
+ours over theirs.
 """
 
 from __future__ import annotations
@@ -85,14 +86,22 @@ def theirs(slots: int, threads: int, options: list[str]) -> Iterator[None]:
         yield
 
 
-def loads(repeat: int, tokens: int, levels: tuple[int, ...], crowd: int) -> dict[str, list[bytes]]:
+def long_question(topic: str, number: int) -> str:
+    """About 250 tokens, of which no two numbers share any."""
+    facts = " ".join(f"{number + n} {topic} were seen on day {n} near place {number * 7 + n}." for n in range(14))
+    return f"{number}: {facts} Tell me what you make of it."
+
+
+def loads(repeat: int, tokens: int, levels: tuple[int, ...], crowd: int, long: bool) -> dict[str, list[bytes]]:
     """The bodies of each load, with prompts that no earlier repeat has put into a cache."""
-    bodies = {
-        f"{level} streams": [
-            body(None, f"Tell me about {TOPICS[n]}, part {repeat * 100 + level}.", tokens) for n in range(level)
-        ]
-        for level in levels
-    }
+    bodies: dict[str, list[bytes]] = {}
+    for level in levels:
+        number = repeat * 100 + level
+        short = [f"Tell me about {TOPICS[n]}, part {number}." for n in range(level)]
+        bodies[f"{level} streams"] = [body(None, question, tokens) for question in short]
+        if long:
+            questions = [long_question(TOPICS[n], 100 * number + n) for n in range(level)]
+            bodies[f"{level} streams, long prompts"] = [body(None, question, tokens) for question in questions]
     if crowd:
         system = f"Edition {repeat}. {SYSTEM_PROMPT}"
         bodies[f"crowd of {crowd}"] = [body(system, f"What about {topic}?", 16) for topic in TOPICS[:crowd]]
@@ -125,6 +134,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--levels", type=int, nargs="*", default=list(LEVELS))
     parser.add_argument("--crowd", type=int, default=CROWD, help="0: without")
+    parser.add_argument("--long", action=argparse.BooleanOptionalAction, default=True, help="250-token prompts too")
     parser.add_argument("--server-option", action="append", default=[], help="passed on to llama-server")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -134,7 +144,9 @@ def main() -> None:
     results: dict[str, dict[str, list[Figures]]] = {name: {} for name in PORTS}
     with ours(slots, args.threads), theirs(slots, args.threads, args.server_option):
         for repeat in range(args.repeats):
-            for number, (load, bodies) in enumerate(loads(repeat, args.tokens, tuple(args.levels), args.crowd).items()):
+            for number, (load, bodies) in enumerate(
+                loads(repeat, args.tokens, tuple(args.levels), args.crowd, args.long).items()
+            ):
                 print(f"[{repeat + 1}/{args.repeats}] {load}", file=sys.stderr, flush=True)
                 for name in list(PORTS) if (repeat + number) % 2 == 0 else list(PORTS)[::-1]:
                     results[name].setdefault(load, []).append(asyncio.run(burst(PORTS[name], bodies)))
