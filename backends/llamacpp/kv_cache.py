@@ -10,6 +10,16 @@ prompt copies what it needs from any slot, and the slot keeps it for the next on
 serves one prompt and is gone; and what makes room is saved first. So there is no such setting. What it could win is
 speed in a common cache, where steps also look at idle tokens: 12.8 ms with none, 16.2 with 4,608 (SmolLM2-135M, one
 sequence, 2 threads). With one cache per slot, the default, they cost nothing.
+
+One cache per slot or one for all: where conversations have nothing in common, a step in the common cache looks at the
+tokens of all of them for each; where they share a long beginning, it looks at that once. Milliseconds a step with one
+cache per slot / in a common one (SmolLM2-135M Q4_1, 2 threads, no flash attention):
+
+    8 streams, 500 tokens each, nothing shared      56 / 87
+    8 streams that share 1,500 tokens              117 / 79
+    16 streams that share 1,500 tokens             209 / 130
+
+With one per slot a copy costs 8 ms per 2,048 tokens of a slot (`_min_copy`), in a common one nothing.
 """
 
 from __future__ import annotations

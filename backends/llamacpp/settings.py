@@ -93,8 +93,8 @@ class LlamaCppSettings(BaseModel):
     )
     unified_kv: bool = Field(
         False,
-        description="One KV cache for all slots in place of one per slot. Slower once several requests run, and the "
-        "more idle slots remember.",
+        description="One KV cache for all slots in place of one per slot. Faster where most requests begin with the "
+        "same long prompt; slower where they have little in common, and the more idle slots remember.",
     )
     kv_size: int | None = Field(
         None,
