@@ -45,8 +45,9 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def choice(self) -> Choice:
+        """The only one, without what differs from run to run: how long it took."""
         (choice,) = self.completion.choices
-        return choice
+        return msgspec.structs.replace(choice, started=None, finished=None)
 
 
 async def answer(backend: Backend, request: Request) -> Answer:

@@ -69,7 +69,9 @@ async def test_B40_the_budget_ends_inside_a_call(backend: LlamaCppBackend) -> No
         if got.reason == "tool_calls":
             break
         assert got.reason == "length"
-        seen |= {(call.id, call.name, whole.arguments.startswith(call.arguments)) for call in got.tool_calls}
+        for call in got.tool_calls:
+            written = call.arguments.removesuffix("\ufffd")  # half a fox
+            seen.add((call.id, call.name, whole.arguments.startswith(written)))
     assert seen == {(whole.id, "get_weather", True)}
 
 
