@@ -37,7 +37,8 @@ from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
 from backends.model_source import resolve_model
-from backends.output.selection import OutputFormats
+from backends.output.selection import OutputFormats, ToolFormatName
+from protocols.request import ChatPrompt
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +123,17 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         templates,
         context_length=context_length,
         suffix_first=settings.infill_suffix_first,
-        formats=OutputFormats.of(model.chat_template, settings.tool_format, settings.reasoning_format),
+        formats=OutputFormats.of(
+            model.chat_template, settings.tool_format or _told_format(templates), settings.reasoning_format
+        ),
     )
     generating = _load_generating(settings, model, path, context_length, resources) if generates else None
     return Loaded(model, card, tokenizer, embedder, input_length, generating, resources)
+
+
+def _told_format(templates: ChatTemplates) -> ToolFormatName | None:
+    """The form of calls that a model is told of where its template has none; None where it has its own."""
+    return "hermes" if templates.of(ChatPrompt(())).sample_call() is None else None
 
 
 def _load_generating(

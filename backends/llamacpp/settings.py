@@ -141,7 +141,7 @@ class LlamaCppSettings(BaseModel):
     tool_format: ToolFormatName | None = Field(
         None,
         description="How the model writes tool calls, for one whose chat template does not show it. Default: what the "
-        "template shows, and generic JSON for one that shows nothing. `none`: calls are left in the text.",
+        "template shows, and Hermes's form for one that shows nothing. `none`: calls are left in the text.",
     )
     reasoning_format: ReasoningFormatName | None = Field(
         None,

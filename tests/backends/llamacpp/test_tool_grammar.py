@@ -193,7 +193,9 @@ def test_the_syntax_is_the_templates() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(demo_model: str) -> AsyncIterator[LlamaCppBackend]:
-    backend = LlamaCppBackend(LlamaCppSettings(model=demo_model, slots=1, context_length=1024))
+    """It leaves calls in the text, to be looked at."""
+    settings = LlamaCppSettings(model=demo_model, slots=1, context_length=1024, tool_format="none")
+    backend = LlamaCppBackend(settings)
     await backend.start()
     yield backend
     await backend.aclose()
