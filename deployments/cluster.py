@@ -122,7 +122,7 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
             if ours:
                 say("stopping Serve")
                 # Before Ray: an HAProxy that outlives its cluster keeps the port and answers 500.
-                serve.shutdown()  # type: ignore[no-untyped-call]
+                serve.shutdown()  # type: ignore[no-untyped-call]  # Ray does not type it
             if not joined:
                 say("stopping Ray")
             ray.shutdown()

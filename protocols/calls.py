@@ -31,7 +31,7 @@ class Question(msgspec.Struct, Generic[AnswerT], frozen=True, omit_defaults=True
     @classmethod
     def answer_type(cls) -> Any:
         """What its answer is: `list[Embedding]`, `None`, …"""
-        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]  # PEP 560; type stubs leave it out
         return get_args(base)[0]
 
 
