@@ -17,10 +17,14 @@ OptionsT = TypeVar("OptionsT")
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a dialect may not make up itself: the answer's bare id (no prefix) and its Unix time in seconds."""
+    """What a dialect may not make up itself: the answer's bare id (no prefix) and its Unix times in seconds.
+
+    `ended` is asked once the answer is complete, and says the same whenever it is asked again.
+    """
 
     id: str
     created: int
+    ended: Callable[[], int] | None = None
 
 
 class Call(msgspec.Struct, Generic[OptionsT], frozen=True):
@@ -91,5 +95,5 @@ class Codec(Protocol[OptionsT]):
     def render(self, call: Call[OptionsT], stamp: Stamp, completion: Completion) -> bytes:
         """The body of a non-streamed answer."""
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         """The body of an error answer; its status is the error's own."""

@@ -14,7 +14,7 @@ from protocols.codec import Stamp
 from protocols.collect import Completion
 from protocols.events import Usage
 from protocols.llamacpp_extras import OutTimings
-from protocols.sampling_fields import SamplingFields
+from protocols.sampling_fields import Probability, SamplingFields, Temperature
 
 FINGERPRINT = "b1-tokenyard"
 """Changes when the same request may get another answer: "`system_fingerprint` … emit, starting with `b`"."""
@@ -34,8 +34,8 @@ class OpenAIFields(SamplingFields):
     model: str = Field(min_length=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
 

@@ -248,6 +248,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     `max_tokens` None means as many as the context holds. `ignore_eos` keeps generating past end-of-generation tokens.
     `stop_indent` > 0 ends at the first later line that begins with fewer blanks; `max_predict_ms` ends at the first
     new line after that time. `lora` None means the adapters set for all, `speculate` None the model's setting.
+    `affinity` names what the request is a part of, where its client says so: requests of one name are best kept on one
+    replica.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
     after them and emits nothing for them.
     """
@@ -269,3 +271,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_indent: int = 0
     max_predict_ms: float | None = None
     extras: Extras = Extras()
+    affinity: str | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
+from protocols.affinity import affinity
 from protocols.body import LIST, STRING, STRING_OR_LIST, Wire, plain_json, shown
 from protocols.errors import InvalidRequest
 from protocols.request import (
@@ -43,7 +44,11 @@ Samplers = Annotated[Annotated[str, Field(max_length=64), Tag(STRING)] | Annotat
 Natural = Annotated[int, Field(ge=0, le=I32)]
 """A count, and "-1 is an error now" where it once meant the whole context."""
 NaturalOrAll = Annotated[int, Field(ge=-1, le=I32)]
+Positive = Annotated[int, Field(ge=1, le=I32)]
 Integer = Annotated[int, Field(ge=-(2**31), le=I32)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+"""The range of those specifications that have one."""
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class LoraField(Wire):
@@ -114,6 +119,8 @@ class SamplingFields(Wire):
     n_keep: NaturalOrAll | None = None
     n_discard: Natural | None = None
     lora: Annotated[list[LoraField], Field(max_length=1024)] | None = None
+    # Which requests belong together.
+    prompt_cache_key: str | None = None
     # What comes with the answer.
     timings_per_token: bool | None = None
     return_progress: bool | None = None
@@ -132,10 +139,12 @@ def request(
     constraint: Constraint | None = None,
     logprobs: LogprobOptions | None = None,
     max_tokens: int | None = None,
+    session: str | None = None,
 ) -> Request:
     """The request for `fields`. The dialect's own `constraint` and `logprobs` go before theirs.
 
-    `max_tokens` is the limit of a dialect that has one where the body names none; None is none.
+    `max_tokens` is the limit of a dialect that has one where the body names none; None is none. `session` is what else
+    in the body says which requests belong together.
     """
     return Request(
         id=id,
@@ -153,6 +162,7 @@ def request(
         stop_indent=fields.n_indent or 0,
         # -1 is "no limit".
         max_predict_ms=float(limit) if (limit := fields.t_max_predict_ms) is not None and limit >= 0 else None,
+        affinity=affinity(fields.prompt_cache_key, session),
     )
 
 
@@ -166,6 +176,13 @@ def token_limit(fields: SamplingFields, default: int | None = None) -> int | Non
 
 def choices(fields: SamplingFields) -> int:
     return fields.n_cmpl or fields.n or 1
+
+
+def only_one_choice(fields: SamplingFields) -> None:
+    """For a dialect whose answers have no choices."""
+    if choices(fields) > 1:
+        name = "n_cmpl" if fields.n_cmpl else "n"
+        raise InvalidRequest(f"Invalid '{name}': there is one answer here, so it can only be 1.", param=name)
 
 
 def stop(fields: SamplingFields) -> tuple[str, ...]:
@@ -209,6 +226,25 @@ def lora(fields: SamplingFields) -> tuple[LoraScale, ...] | None:
 
 
 # --- constraints ------------------------------------------------------------
+
+
+def constraint(fields: SamplingFields, schema: dict[str, Any] | None, path: str, *, calls: bool) -> Constraint | None:
+    """Of the dialect's own `schema`, which stands at `path`, or else of `grammar` or `json_schema`.
+
+    `calls`: whether tools may be called.
+    """
+    if fields.grammar:
+        if schema is not None or fields.json_schema is not None:
+            raise InvalidRequest("A 'grammar' and a JSON schema exclude each other: give only one.", param="grammar")
+        if calls:
+            raise InvalidRequest("A 'grammar' and 'tools' that may be called exclude each other.", param="grammar")
+    if schema is None:
+        return own_constraint(fields)
+    if schema and fields.json_schema is not None:
+        raise InvalidRequest(
+            f"'json_schema' and the schema of '{path}' exclude each other: give only one.", param="json_schema"
+        )
+    return schema_constraint(schema or fields.json_schema or {}, path)
 
 
 def own_constraint(fields: SamplingFields) -> Constraint | None:

@@ -15,6 +15,10 @@ def token_text(data: bytes) -> str:
         return data[: error.start].decode()
 
 
+LOWEST_LOGPROB = -3.4028234663852886e38
+""" "ln(0) is reported as the lowest finite f32 (never null)" """
+
+
 class OutTopLogprob(msgspec.Struct, frozen=True):
     token: str
     bytes: tuple[int, ...]
@@ -22,7 +26,7 @@ class OutTopLogprob(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, item: TokenLogprob) -> OutTopLogprob:
-        return cls(token_text(item.data), tuple(item.data), item.logprob)
+        return cls(token_text(item.data), tuple(item.data), max(item.logprob, LOWEST_LOGPROB))
 
 
 class OutTokenLogprob(msgspec.Struct, frozen=True):
@@ -33,5 +37,5 @@ class OutTokenLogprob(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, item: TokenLogprob) -> OutTokenLogprob:
-        top = tuple(OutTopLogprob.of(alternative) for alternative in item.top)
-        return cls(token_text(item.data), tuple(item.data), item.logprob, top)
+        own = OutTopLogprob.of(item)
+        return cls(own.token, own.bytes, own.logprob, tuple(OutTopLogprob.of(other) for other in item.top))

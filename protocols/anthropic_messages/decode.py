@@ -1,23 +1,24 @@
 """Body -> `Call[MessagesOptions]`. Everything that is wrong with a body is an `InvalidRequest` naming the JSON path.
 
-The same for every API version. `metadata`, `cache_control`, `context_management`, `service_tier` and the like ask for
-nothing that changes the answer here, and are not read.
+`cache_control`, `context_management`, `service_tier` and the like ask for nothing that changes the answer here, and are
+not read.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from protocols.anthropic_messages.content import conversation
 from protocols.anthropic_messages.tools import ToolBox
+from protocols.anthropic_messages.version import check_version
 from protocols.anthropic_messages.wire import Body, InMessage, Thinking, ToolResultBlock
 from protocols.body import parse_object, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
-from protocols.request import ChatPrompt, Constraint, Message, Reasoning, Request, Sampling
-from protocols.sampling_fields import schema_constraint
+from protocols.request import ChatPrompt, Message, Reasoning
+from protocols.sampling_fields import constraint, only_one_choice, request
 
 DEFAULT_MAX_TOKENS = 4096
 DEFAULT_THINKING_BUDGET = 10_000
@@ -29,10 +30,16 @@ class MessagesOptions(msgspec.Struct, frozen=True):
     thinking: Literal["shown", "omitted", "none"] = "none"
 
 
-def decode(body: bytes, request_id: str) -> Call[MessagesOptions]:
+def decode(body: bytes, request_id: str, *, strict: bool = False) -> Call[MessagesOptions]:
+    """`strict` refuses what the newest API version does."""
     wire = validated(Body, parse_object(body))
+    if strict:
+        check_version(wire)
     if wire.mcp_servers:
         raise InvalidRequest("Invalid 'mcp_servers': this server does not connect to any.", param="mcp_servers")
+    if wire.n_probs:
+        raise InvalidRequest("Invalid 'n_probs': an answer has no place for probabilities here.", param="n_probs")
+    only_one_choice(wire)
     talk = conversation(wire.system, wire.messages)
     if not talk.messages:
         raise InvalidRequest("Invalid 'messages': expected at least one that has content.", param="messages")
@@ -44,7 +51,9 @@ def decode(body: bytes, request_id: str) -> Call[MessagesOptions]:
     reasoning = _reasoning(wire.thinking, wire.messages)
     if config is not None and config.effort is not None:
         reasoning = msgspec.structs.replace(reasoning, effort=config.effort)
-    request = Request(
+    schema, path = _schema(wire)
+    decoded = request(
+        wire,
         id=request_id,
         model=wire.model,
         prompt=ChatPrompt(
@@ -54,20 +63,11 @@ def decode(body: bytes, request_id: str) -> Call[MessagesOptions]:
             reasoning=reasoning,
             continues=_continues(talk.messages),
         ),
-        sampling=Sampling(
-            temperature=wire.temperature,
-            top_p=wire.top_p,
-            top_k=wire.top_k,
-            min_p=wire.min_p,
-            repeat_penalty=wire.repeat_penalty,
-            seed=wire.seed,
-        ),
-        max_tokens=DEFAULT_MAX_TOKENS if wire.max_tokens is None else wire.max_tokens,
-        stop=tuple(s for s in wire.stop_sequences or () if s),  # an empty one would match before the first token
-        ignore_eos=bool(wire.ignore_eos),
-        constraint=_constraint(wire),
+        constraint=constraint(wire, schema, path, calls=bool(tools.offered) and choice.mode != "none"),
+        max_tokens=DEFAULT_MAX_TOKENS,
+        session=None if wire.metadata is None else wire.metadata.user_id,
     )
-    return Call((request,), stream=bool(wire.stream), options=MessagesOptions(_shown(wire.thinking, reasoning)))
+    return Call((decoded,), stream=bool(wire.stream), options=MessagesOptions(_shown(wire.thinking, reasoning)))
 
 
 def _reasoning(thinking: Thinking | None, messages: list[InMessage]) -> Reasoning:
@@ -91,12 +91,11 @@ def _shown(thinking: Thinking | None, reasoning: Reasoning) -> Literal["shown", 
     return "omitted" if thinking.display == "omitted" else "shown"
 
 
-def _constraint(wire: Body) -> Constraint | None:
-    if wire.output_config is not None and wire.output_config.format is not None:
-        return schema_constraint(wire.output_config.format.json_schema, "output_config.format.schema")
-    if wire.output_format is not None:
-        return schema_constraint(wire.output_format.json_schema, "output_format.schema")
-    return None
+def _schema(wire: Body) -> tuple[dict[str, Any] | None, str]:
+    """Of the answer, and where it stands."""
+    if wire.output_config is None or wire.output_config.format is None:
+        return None if wire.output_format is None else wire.output_format.json_schema, "output_format.schema"
+    return wire.output_config.format.json_schema, "output_config.format.schema"
 
 
 def _continues(messages: tuple[Message, ...]) -> bool:

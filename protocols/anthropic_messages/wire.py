@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
 from protocols.events import Usage
+from protocols.sampling_fields import Positive, Probability, SamplingFields, Temperature
 
 # --- in: content blocks ------------------------------------------------------------
 
@@ -20,6 +21,7 @@ from protocols.events import Usage
 class TextBlock(Wire):
     type: Literal["text"]
     text: str
+    citations: Any = None
 
 
 class ImageSource(Wire):
@@ -168,12 +170,9 @@ class InToolChoice(Wire):
     disable_parallel_tool_use: bool | None = None
 
 
-_I32 = 2**31 - 1
-
-
 class Thinking(Wire):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: int | None = Field(None, ge=1, le=_I32)
+    budget_tokens: Positive | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -187,28 +186,26 @@ class OutputConfig(Wire):
     format: OutputFormat | None = None
 
 
-class Body(Wire):
+class Metadata(Wire):
+    user_id: str | None = None
+
+
+class Body(SamplingFields):
     model: str = Field(min_length=1)
     messages: list[InMessage] = Field(min_length=1)
     system: System | None = None
-    max_tokens: int | None = Field(None, ge=1, le=_I32)
+    max_tokens: Positive | None = None
     stream: bool | None = None
-    stop_sequences: list[str] | None = Field(None, max_length=100)
+    stop: list[str] | None = Field(None, max_length=100, validation_alias=AliasChoices("stop_sequences", "stop"))
     tools: list[InTool] | None = None
     tool_choice: InToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # where `output_config.format` was before it
     mcp_servers: list[Any] | None = None
-    # 1 is the highest in Anthropic's API; open models are served with more.
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=_I32)
-    # Not in Anthropic's API, but sent by the clients of local servers.
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0, le=100)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    ignore_eos: bool | None = None
+    metadata: Metadata | None = None
+    temperature: Temperature | None = None  # 1 is the highest in Anthropic's API; open models are served with more
+    top_p: Probability | None = None
 
 
 # --- out: bodies and the rare events ------------------------------------------------------------

@@ -27,7 +27,7 @@ class _CompletionCodec:
     def render(self, call: Call[NativeOptions], stamp: Stamp, completion: Completion) -> bytes:
         return render(call, completion)
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         return error_body(error.info)
 
 
@@ -48,7 +48,7 @@ class _ChatCodec:
     def render(self, call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> bytes:
         return render_chat(call, stamp, completion)
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         return error_body(error.info)
 
 

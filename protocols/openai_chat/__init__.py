@@ -24,7 +24,7 @@ class _ChatCodec:
     def render(self, call: Call[ChatOptions], stamp: Stamp, completion: Completion) -> bytes:
         return render(call, stamp, completion)
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         return error_body(error.info, prompt_param="messages")
 
 

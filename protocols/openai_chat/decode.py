@@ -11,8 +11,8 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.openai_chat.messages import conversation
 from protocols.openai_chat.wire import AllowedTools, Body
-from protocols.request import ChatPrompt, Constraint, LogprobOptions, Reasoning, Tool, ToolChoice
-from protocols.sampling_fields import own_constraint, request, schema_constraint
+from protocols.request import ChatPrompt, LogprobOptions, Reasoning, Tool, ToolChoice
+from protocols.sampling_fields import constraint, request
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
@@ -54,7 +54,9 @@ def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatO
                 id=request_id,
                 model=wire.model,
                 prompt=prompt,
-                constraint=_constraint(wire, calls=bool(tools) and choice.mode != "none"),
+                constraint=constraint(
+                    wire, _response_schema(wire), "response_format", calls=bool(tools) and choice.mode != "none"
+                ),
                 logprobs=_logprobs(wire),
             ),
         ),
@@ -117,23 +119,6 @@ def _must_exist(name: str, tools: tuple[Tool, ...], path: str) -> None:
 
 
 # --- constraints ------------------------------------------------------------
-
-
-def _constraint(wire: Body, *, calls: bool) -> Constraint | None:
-    """Of `response_format`, or llama.cpp's `grammar` or `json_schema`. `calls`: whether tools may be called."""
-    schema = _response_schema(wire)
-    if wire.grammar:
-        if schema is not None or wire.json_schema is not None:
-            raise InvalidRequest("A 'grammar' and a JSON schema exclude each other: give only one.", param="grammar")
-        if calls:
-            raise InvalidRequest("A 'grammar' and 'tools' that may be called exclude each other.", param="grammar")
-    if schema is None:
-        return own_constraint(wire)
-    if schema and wire.json_schema is not None:
-        raise InvalidRequest(
-            "'json_schema' and the schema of 'response_format' exclude each other: give only one.", param="json_schema"
-        )
-    return schema_constraint(schema or wire.json_schema or {}, "response_format")
 
 
 def _response_schema(wire: Body) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from pydantic import Field, Tag
 from protocols.body import LIST, OBJECT, STRING, STRING_OR_LIST, STRING_OR_OBJECT, Wire
 from protocols.events import FinishReason
 from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields
-from protocols.sampling_fields import I32, NaturalOrAll
+from protocols.sampling_fields import NaturalOrAll, Positive
 from protocols.token_logprobs import OutTokenLogprob
 
 # --- in: a request body ------------------------------------------------------------
@@ -110,13 +110,10 @@ class ResponseFormat(Wire):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-_Limit = Annotated[int, Field(ge=1, le=I32)]
-
-
 class Body(OpenAIFields):
     messages: list[InMessage] = Field(min_length=1)
-    max_tokens: _Limit | None = None
-    max_completion_tokens: _Limit | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[ToolSpec] | None = None

@@ -24,7 +24,7 @@ class _CompletionCodec:
     def render(self, call: Call[CompletionOptions], stamp: Stamp, completion: Completion) -> bytes:
         return render(call, stamp, completion)
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         return error_body(error.info, prompt_param="prompt")
 
 

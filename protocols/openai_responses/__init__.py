@@ -26,7 +26,7 @@ class _ResponsesCodec:
     def render(self, call: Call[ResponsesOptions], stamp: Stamp, completion: Completion) -> bytes:
         return render(call, stamp, completion)
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError, request_id: str = "") -> bytes:
         return error_body(error.info, prompt_param="input")
 
 

@@ -22,15 +22,13 @@ from protocols.openai_responses.tools import Declared, ToolSet
 from protocols.openai_responses.wire import Body, Echo, ReasoningConfig, TextConfig, TextFormat
 from protocols.request import (
     ChatPrompt,
-    Constraint,
-    JsonSchemaConstraint,
+    Extras,
     LogprobOptions,
     Message,
     Reasoning,
-    Request,
-    Sampling,
     TextPart,
 )
+from protocols.sampling_fields import constraint, only_one_choice, request
 
 
 class ResponsesOptions(msgspec.Struct, frozen=True):
@@ -38,7 +36,7 @@ class ResponsesOptions(msgspec.Struct, frozen=True):
 
     `summary`: reasoning comes as a summary too. `sealed`: it comes with `encrypted_content`. `names` leads from the
     functions the model knows back to the client's tools. `input` are the request's own items, `ancestors` the ids of
-    the responses before it.
+    the responses before it. `progress`: how far the prompt is, as events of the stream.
     """
 
     echo: Echo
@@ -47,6 +45,7 @@ class ResponsesOptions(msgspec.Struct, frozen=True):
     names: dict[str, Declared]
     input: tuple[Item, ...]
     ancestors: tuple[str, ...]
+    progress: bool = False
 
     @property
     def store(self) -> bool:
@@ -76,6 +75,7 @@ MAX_REFERENCES = 128
 def read(body: bytes) -> Draft:
     raw = parse_object(body)
     wire = validated(Body, raw)
+    only_one_choice(wire)
     for name, neutral in _REFUSED.items():
         value = raw.get(name)
         if value is not None and value not in neutral:
@@ -136,31 +136,22 @@ def decode(draft: Draft, request_id: str, stored: Mapping[str, StoredResponse]) 
     offered, choice = tools.choose(wire.tool_choice, parallel)
     reasoning = wire.reasoning or ReasoningConfig()
     include = wire.include or []
-    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
-    request = Request(
+    decoded = request(
+        wire,
         id=request_id,
         model=wire.model,
         prompt=ChatPrompt(messages, offered, tool_choice=choice, reasoning=_reasoning(reasoning)),
-        sampling=Sampling(
-            temperature=wire.temperature,
-            top_p=wire.top_p,
-            top_k=wire.top_k,
-            min_p=wire.min_p,
-            presence_penalty=wire.presence_penalty,
-            frequency_penalty=wire.frequency_penalty,
-            repeat_penalty=wire.repeat_penalty,
-            seed=wire.seed,
+        constraint=constraint(
+            wire, _schema(wire.text), "text.format.schema", calls=bool(offered) and choice.mode != "none"
         ),
-        max_tokens=wire.max_output_tokens,
-        stop=tuple(s for s in stop if s),  # an empty stop string would match before the first token
-        ignore_eos=bool(wire.ignore_eos),
-        constraint=_constraint(wire.text),
         logprobs=(
             LogprobOptions(wire.top_logprobs or 0)
             if wire.top_logprobs or "message.output_text.logprobs" in include
             else None
         ),
     )
+    progress = bool(wire.return_progress)
+    extras = Extras(progress=progress, timings=bool(wire.timings_per_token))
     options = ResponsesOptions(
         echo=_echo(wire, reasoning),
         summary=_summary(reasoning) is not None,
@@ -168,8 +159,9 @@ def decode(draft: Draft, request_id: str, stored: Mapping[str, StoredResponse]) 
         names=tools.names,
         input=tuple(conversation.items[earlier_items:]),
         ancestors=before,
+        progress=progress,
     )
-    return Call((request,), stream=bool(wire.stream), options=options)
+    return Call((msgspec.structs.replace(decoded, extras=extras),), stream=bool(wire.stream), options=options)
 
 
 def _items(wire: Body) -> list[Item]:
@@ -196,17 +188,18 @@ def _reasoning(wire: ReasoningConfig) -> Reasoning:
             return Reasoning(enabled=True, effort=effort)
 
 
-def _constraint(wire: TextConfig | None) -> Constraint | None:
+def _schema(wire: TextConfig | None) -> dict[str, Any] | None:
+    """ "empty `json_schema {}` = any object" """
     format_ = TextFormat() if wire is None or wire.format is None else wire.format
     match format_.type:
         case "text":
             return None
         case "json_object":
-            return JsonSchemaConstraint({"type": "object"})
+            return {}
         case "json_schema":
             if format_.schema_ is None:
                 raise InvalidRequest("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
-            return JsonSchemaConstraint(format_.schema_ or {"type": "object"})  # "empty `json_schema {}` = any object"
+            return format_.schema_
 
 
 def _echo(wire: Body, reasoning: ReasoningConfig) -> Echo:
@@ -214,7 +207,7 @@ def _echo(wire: Body, reasoning: ReasoningConfig) -> Echo:
     format_ = (text.format or TextFormat()).model_dump(by_alias=True, exclude_none=True)
     return Echo(
         instructions=wire.instructions,
-        max_output_tokens=wire.max_output_tokens,
+        max_output_tokens=wire.max_tokens,
         max_tool_calls=wire.max_tool_calls,
         metadata=wire.metadata or {},
         model=wire.model,

@@ -15,6 +15,7 @@ from protocols.events import (
     Failed,
     Finished,
     IllegalEvent,
+    Progress,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -22,6 +23,7 @@ from protocols.events import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from protocols.llamacpp_extras import OutProgress, OutTimings
 from protocols.openai_errors import error_object
 from protocols.openai_responses.decode import ResponsesOptions
 from protocols.openai_responses.output import Added, Closed, Opened, Output, Step
@@ -63,6 +65,7 @@ class ResponsesEncoder:
     def __init__(self, call: Call[ResponsesOptions], stamp: Stamp) -> None:
         self._output = Output(call, stamp)
         self._summary = call.options.summary
+        self._progress = call.options.progress
         self._echo = _encode(call.options.echo)
         self._sequence = 0
         self._started = False
@@ -80,7 +83,11 @@ class ResponsesEncoder:
                 self._done = True
                 closed = self._steps(event)
                 head = self._output.head(event)
-                return closed + self._lifecycle(_TERMINAL[head.status], head)
+                extra = {} if event.timings is None else {"timings": OutTimings.of(event.timings)}
+                return closed + self._lifecycle(_TERMINAL[head.status], head, **extra)
+            case Progress():
+                # "comments by default, progress chunks on `return_progress`"
+                return self._prefill(event) if self._progress else b""
             case Failed():
                 self._done = True
                 # Readers take `response.created` for granted, also where nothing came before the failure.
@@ -98,8 +105,11 @@ class ResponsesEncoder:
         head = self._output.head(None)
         return self._lifecycle("response.created", head) + self._lifecycle("response.in_progress", head)
 
-    def _lifecycle(self, type_: str, head: Head) -> bytes:
-        return self._event(type_, response=msgspec.Raw(_body(head, self._echo)))
+    def _prefill(self, event: Progress) -> bytes:
+        return self._lifecycle("response.in_progress", self._output.head(None), prompt_progress=OutProgress.of(event))
+
+    def _lifecycle(self, type_: str, head: Head, **extra: OutProgress | OutTimings) -> bytes:
+        return self._event(type_, response=msgspec.Raw(_body(head, self._echo)), **extra)
 
     def _fail(self, error: ErrorInfo) -> bytes:
         words = error_object(error, prompt_param="input")
@@ -134,7 +144,9 @@ class ResponsesEncoder:
 
     def _delta(self, delta: _Delta, step: Added) -> bytes:
         logprobs = b',"logprobs":' + _encode(step.logprobs) if delta.logprobs else b""
-        return b"".join((delta.head, b"%d" % self._next(), delta.middle, _encode(step.text), logprobs, b"}\n\n"))
+        timings = b"" if step.timings is None else b',"timings":' + _encode(OutTimings.of(step.timings))
+        text = _encode(step.text)
+        return b"".join((delta.head, b"%d" % self._next(), delta.middle, text, logprobs, timings, b"}\n\n"))
 
     def _opened(self, item: OutItem) -> list[bytes]:
         place = {"item_id": item.id, "output_index": self._index}
@@ -201,7 +213,10 @@ def render(call: Call[ResponsesOptions], stamp: Stamp, completion: Completion) -
         output.feed(ToolCallEnded(index))
     end = Finished(choice.reason, completion.usage)
     output.feed(end)
-    return _body(output.head(end), _encode(call.options.echo))
+    head = output.head(end)
+    if completion.timings is not None:
+        head = msgspec.structs.replace(head, timings=OutTimings.of(completion.timings))
+    return _body(head, _encode(call.options.echo))
 
 
 class Recorder:

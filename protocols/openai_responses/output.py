@@ -18,6 +18,7 @@ from protocols.events import (
     ReasoningDelta,
     Started,
     TextDelta,
+    Timings,
     TokenLogprob,
     ToolCallDelta,
     ToolCallEnded,
@@ -37,7 +38,6 @@ from protocols.openai_responses.wire import (
     OutFunctionCall,
     OutIncomplete,
     OutItem,
-    OutLogprob,
     OutMessage,
     OutReasoning,
     OutReasoningText,
@@ -45,6 +45,7 @@ from protocols.openai_responses.wire import (
     OutText,
     OutUsage,
 )
+from protocols.token_logprobs import OutTokenLogprob
 
 NO_ARGUMENTS = "{}"
 """A call the model gave no arguments: clients parse them as JSON, which "" is not."""
@@ -59,10 +60,11 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Added(msgspec.Struct, frozen=True):
-    """More of the open item's text, arguments or input."""
+    """More of the open item's text, arguments or input. `timings` are those so far."""
 
     text: str
-    logprobs: tuple[OutLogprob, ...] = ()
+    logprobs: tuple[OutTokenLogprob, ...] = ()
+    timings: Timings | None = None
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ class _OpenItem:
         self.declared = declared
         self.ended = False  # a call whose arguments are complete; it stays open until it is known whether it was cut
         self.text: list[str] = []
-        self.logprobs: list[OutLogprob] = []
+        self.logprobs: list[OutTokenLogprob] = []
         self.custom = CustomInput() if type_ == "custom_tool_call" else None
 
 
@@ -105,7 +107,7 @@ class Output:
             case TextDelta():
                 if not event.text and not event.logprobs:
                     return []
-                return [*self._enter("message"), self._add(event.text, event.logprobs)]
+                return [*self._enter("message"), self._add(event.text, event.logprobs, event.timings)]
             case ReasoningDelta():
                 return [*self._enter("reasoning"), self._add(event.text)] if event.text else []
             case ToolCallStarted():
@@ -134,10 +136,12 @@ class Output:
                 return Head(id=id_, created_at=created, status="in_progress", output=items)
             case Finished():
                 cut = end.reason == "length"
+                ended = None if cut or self._stamp.ended is None else self._stamp.ended()
                 return Head(
                     id=id_,
                     created_at=created,
                     status="incomplete" if cut else "completed",
+                    completed_at=ended,
                     incomplete_details=OutIncomplete("max_output_tokens") if cut else None,
                     output=items,
                     usage=OutUsage.of(end.usage),
@@ -161,12 +165,12 @@ class Output:
         declared = self._options.names.get(event.name, Declared(event.name))
         return self._begin("custom_tool_call" if declared.custom else "function_call", event, declared)
 
-    def _add(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Added:
+    def _add(self, text: str, logprobs: tuple[TokenLogprob, ...] = (), timings: Timings | None = None) -> Added:
         assert self._open is not None
-        out = tuple(OutLogprob.of(entry) for entry in logprobs)
+        out = tuple(OutTokenLogprob.of(entry) for entry in logprobs)
         self._open.text.append(text)
         self._open.logprobs += out
-        return Added(text, out)
+        return Added(text, out, timings)
 
     def _arguments(self, piece: str) -> list[Step]:
         if self._open is None or self._open.call is None:

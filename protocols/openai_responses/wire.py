@@ -9,17 +9,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Tag
+from pydantic import AliasChoices, Field, Tag
 
 from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
-from protocols.events import TokenLogprob, Usage
+from protocols.events import Usage
+from protocols.llamacpp_extras import OutTimings
+from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields
+from protocols.sampling_fields import Positive
+from protocols.token_logprobs import OutTokenLogprob
 
 # --- in: a request body ------------------------------------------------------------
 
-_I32 = 2**31 - 1
-
 Input = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[dict[str, Any]], Tag(LIST)], STRING_OR_LIST]
-Stop = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[str], Field(max_length=16), Tag(LIST)], STRING_OR_LIST]
 
 
 class ReasoningConfig(Wire):
@@ -46,20 +47,16 @@ class TextConfig(Wire):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Body(Wire):
+class Body(OpenAIFields):
     """`input` items and `tools` are of many types, some of which are skipped: the decoder checks each one it reads."""
 
-    model: str = Field(min_length=1)
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1)
-    stream: bool | None = None
     store: bool | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=_I32)
-    max_tool_calls: int | None = Field(None, ge=1, le=_I32)  # of hosted tools, of which there are none
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    max_tokens: Positive | None = Field(None, validation_alias=AliasChoices("max_output_tokens", "max_tokens"))
+    max_tool_calls: Positive | None = None  # of hosted tools, of which there are none
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None  # a word or an object of many types: the decoder checks it
     parallel_tool_calls: bool | None = None
@@ -68,18 +65,8 @@ class Body(Wire):
     include: list[str] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     truncation: Literal["auto", "disabled"] | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
-    # Not in OpenAI's API, but sent by the clients of local servers.
-    stop: Stop | None = None
-    top_k: int | None = Field(None, ge=-1, le=_I32)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repeat_penalty: float | None = Field(None, ge=0, le=100)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    ignore_eos: bool | None = None
 
 
 # --- in: items of `input` ------------------------------------------------------------
@@ -170,36 +157,10 @@ class NamespaceTool(Wire):
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-LOWEST_LOGPROB = -3.4028234663852886e38
-""" "ln(0) is reported as the lowest finite f32 (never null)" """
-
-
-class OutTopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-    @classmethod
-    def of(cls, entry: TokenLogprob) -> OutTopLogprob:
-        # "`token` text is cut to a valid UTF-8 prefix; `bytes` are the raw bytes (ints)"
-        return cls(entry.data.decode(errors="ignore"), list(entry.data), max(entry.logprob, LOWEST_LOGPROB))
-
-
-class OutLogprob(msgspec.Struct, frozen=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: tuple[OutTopLogprob, ...]
-
-    @classmethod
-    def of(cls, entry: TokenLogprob) -> OutLogprob:
-        own = OutTopLogprob.of(entry)
-        return cls(own.token, own.bytes, own.logprob, tuple(OutTopLogprob.of(other) for other in entry.top))
-
 
 class OutText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
     text: str
-    logprobs: tuple[OutLogprob, ...] = ()
+    logprobs: tuple[OutTokenLogprob, ...] = ()
     annotations: tuple[()] = ()
 
 
@@ -317,14 +278,18 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a response that are its own. On the wire, those of its `Echo` follow."""
+    """The fields of a response that are its own. On the wire, those of its `Echo` follow.
+
+    `timings` are in a body; in a stream they stand beside the response.
+    """
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    completed_at: None = None  # only a clock would know
+    completed_at: int | None = None
     error: OutError | None = None
     incomplete_details: OutIncomplete | None = None
     output: tuple[OutItem, ...] = ()
     usage: OutUsage | None = None
+    timings: OutTimings | UnsetType = UNSET

@@ -99,7 +99,7 @@ def test_the_older_place_of_a_format() -> None:
 
 def test_what_does_not_change_the_answer_is_accepted_and_not_read() -> None:
     assert decode(
-        metadata={"user_id": '{"session": "secret"}'}, service_tier="auto", container=None, mcp_servers=[],
+        metadata={}, service_tier="auto", container=None, mcp_servers=[],
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, betas=["x"],
         cache_control={"type": "ephemeral"}, inference_geo="eu", speed="fast", from_2030=[1],
     ) == decode()  # fmt: skip

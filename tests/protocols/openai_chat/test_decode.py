@@ -147,7 +147,7 @@ def test_B66_max_completion_tokens_wins() -> None:
 
 def test_service_parameters_are_accepted() -> None:
     assert decode(
-        user="u", safety_identifier="u", metadata={"a": "b"}, store=True, service_tier="flex", prompt_cache_key="k",
+        user="u", safety_identifier="u", metadata={"a": "b"}, store=True, service_tier="flex",
         prompt_cache_retention="24h", verbosity="low", prediction={"type": "content", "content": "x"},
         stream_options={"include_obfuscation": False}, timings_per_token=True, reasoning_control=True,
     ) == decode()  # fmt: skip

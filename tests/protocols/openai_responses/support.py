@@ -14,7 +14,7 @@ from protocols.openai_responses import CODEC, ResponsesOptions
 from protocols.request import ChatPrompt
 from protocols.sse import SseParser
 
-STAMP = Stamp("0123456789abcdef", 1_700_000_000)
+STAMP = Stamp("0123456789abcdef", 1_700_000_000, lambda: 1_700_000_009)
 
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
@@ -73,9 +73,10 @@ _DELTA = {
 def read(raw: bytes) -> dict[str, Any]:
     """Reads a stream as strictly as its specification is, and returns the final response.
 
-    Every event is numbered from 0; `created` and `in_progress` come first and one terminal event last; items have
-    indices without gaps, one is open at a time, its parts are opened and closed in it, and deltas add up to what `done`
-    says; the final output is the items that were done.
+    Every event is numbered from 0; `created` and `in_progress` come first and one terminal event last; more of
+    `in_progress`, with how far the prompt is, come only before the items; items have indices without gaps, one is open
+    at a time, its parts are opened and closed in it, and deltas add up to what `done` says; the final output is the
+    items that were done.
     """
     found = events(raw)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
@@ -85,6 +86,9 @@ def read(raw: bytes) -> dict[str, Any]:
     assert (created["response"]["status"], created["response"]["output"]) == ("in_progress", [])
     if last["type"] == "response.failed":
         assert between.pop()["type"] == "error"
+    while between and between[0]["type"] == "response.in_progress":
+        assert between[0]["response"] == created["response"]
+        assert set(between.pop(0)["prompt_progress"]) == {"total", "cache", "processed", "time_ms"}
     done: list[dict[str, Any]] = []
     item: dict[str, Any] | None = None
     parts: dict[str, dict[str, Any]] = {}  # what is open in the item: the names of its events -> what came so far
@@ -131,11 +135,19 @@ def read(raw: bytes) -> dict[str, Any]:
     final: dict[str, Any] = last["response"]
     assert last["type"] == f"response.{final['status']}"
     assert final["output"] == done
-    changing = ("status", "output", "usage", "error", "incomplete_details")
+    assert (final["completed_at"] is not None) == (final["status"] == "completed")
+    changing = ("status", "output", "usage", "error", "incomplete_details", "completed_at")
     assert {k: v for k, v in final.items() if k not in changing} == {
         k: v for k, v in created["response"].items() if k not in changing
     }
     return final
+
+
+def untimed(raw: bytes) -> dict[str, Any]:
+    """The response of a body. In a stream, the times stand beside it."""
+    response: dict[str, Any] = msgspec.json.decode(raw)
+    response.pop("timings", None)
+    return response
 
 
 def kind_of(item: dict[str, Any]) -> str:

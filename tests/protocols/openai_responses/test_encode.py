@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import sse
+from protocols.codec import Stamp
 from protocols.errors import BackendLost, ContextOverflow, InternalError, InvalidRequest, ModelNotFound, Overloaded
 from protocols.events import (
     Event,
     Failed,
     Finished,
     IllegalEvent,
+    Progress,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -31,6 +33,7 @@ from protocols.events import (
     ToolCallStarted,
     Usage,
 )
+from protocols.llamacpp_extras import OutTimings
 from protocols.openai_responses import CODEC, Recorder
 from protocols.openai_responses.conversation import unseal
 from tests.protocols.openai_responses.support import (
@@ -44,9 +47,10 @@ from tests.protocols.openai_responses.support import (
     events,
     read,
     stream,
+    untimed,
     visible,
 )
-from tests.protocols.scripts import COMPLETE, SCRIPTS, START, legal_scripts
+from tests.protocols.scripts import COMPLETE, SCRIPTS, START, TIMINGS, legal_scripts
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -80,6 +84,7 @@ def goldens() -> dict[str, bytes]:
             files[f"{name}.json"] = body(script)
     files["reasoning_then_text.summary.sse"] = stream(SCRIPTS["reasoning_then_text"], **SUMMARY)
     files["reasoning_then_text.summary.json"] = body(SCRIPTS["reasoning_then_text"], **SUMMARY)
+    files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], return_progress=True)
     files["custom.sse"] = stream(CUSTOM, tools=[PATCH, AGENTS])
     files["custom.json"] = body(CUSTOM, tools=[PATCH, AGENTS])
     for error in (
@@ -110,7 +115,7 @@ _OPTIONS = st.sampled_from(
 @given(legal_scripts(), _OPTIONS)
 def test_concatenated_deltas_are_the_body(script: tuple[Event, ...], options: dict[str, Any]) -> None:
     streamed = read(stream(script, **options))
-    whole = msgspec.json.decode(body(script, **options))
+    whole = untimed(body(script, **options))
     assert visible(streamed) == visible(whole)
     assert {**streamed, "output": None} == {**whole, "output": None}
 
@@ -192,7 +197,7 @@ def test_B26_an_answer_that_was_cut_is_incomplete_and_no_error() -> None:
     assert streamed["incomplete_details"] == {"reason": "max_output_tokens"}
     assert streamed["output"][0]["status"] == "incomplete"
     assert streamed["error"] is None
-    assert msgspec.json.decode(body(SCRIPTS["length"], max_output_tokens=5)) == streamed
+    assert untimed(body(SCRIPTS["length"], max_output_tokens=5)) == streamed
 
 
 @pytest.mark.parametrize(("last", "status"), [('"x"}', "completed"), ('"x', "incomplete")])
@@ -287,6 +292,45 @@ def test_logprobs() -> None:
     assert [e["logprobs"] for e in found if e["type"].startswith("response.output_text.")] == [[entry], [entry]]
     assert found[-1]["response"]["output"][0]["content"][0]["logprobs"] == [entry]
     assert msgspec.json.decode(body(script, top_logprobs=1))["output"] == found[-1]["response"]["output"]
+
+
+def test_the_end_is_known_of_what_was_completed() -> None:
+    for name, at in (("text", 1_700_000_009), ("length", None), ("failed_mid_stream", None)):
+        assert read(stream(SCRIPTS[name]))["completed_at"] == at
+    assert msgspec.json.decode(body(SCRIPTS["text"]))["completed_at"] == 1_700_000_009
+    without_clock = CODEC.encoder(call(), Stamp("a", 1))
+    raw = b"".join(without_clock.feed(event) for event in SCRIPTS["text"])
+    assert events(raw)[-1]["response"]["completed_at"] is None
+
+
+def test_timings_are_in_a_body_and_beside_the_response_of_a_stream() -> None:
+    timings = msgspec.json.decode(msgspec.json.encode(OutTimings.of(TIMINGS)))
+    assert msgspec.json.decode(body(SCRIPTS["length"]))["timings"] == timings
+    last = events(stream(SCRIPTS["length"]))[-1]
+    assert last["timings"] == timings
+    assert "timings" not in last["response"]
+    script = (START, Finished("stop", Usage(1, 0)))
+    assert "timings" not in events(stream(script))[-1]
+    assert b"timings" not in body(script)
+
+
+def test_timings_per_token_come_with_the_deltas_of_text() -> None:
+    script = (START, TextDelta("a", timings=TIMINGS), TextDelta("b"), Finished("stop", Usage(1, 2)))
+    one, two = [e for e in events(stream(script)) if e["type"] == "response.output_text.delta"]
+    assert one["timings"] == msgspec.json.decode(msgspec.json.encode(OutTimings.of(TIMINGS)))
+    assert "timings" not in two
+
+
+def test_progress_is_told_where_it_was_asked_for() -> None:
+    script = (START, Progress(4, 2, 10, 1.5), TextDelta("a"), Finished("stop", Usage(10, 1)))
+    asked = events(stream(script, return_progress=True))
+    assert [e.get("prompt_progress") for e in asked[:3]] == [
+        None,
+        None,
+        {"total": 10, "cache": 2, "processed": 4, "time_ms": 1.5},
+    ]
+    assert read(stream(script, return_progress=True)) == read(stream(script))
+    assert sum(e["type"] == "response.in_progress" for e in events(stream(script))) == 1
 
 
 # --- what is stored ------------------------------------------------------------
