@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
@@ -14,11 +15,23 @@ from urllib.parse import parse_qs
 import msgspec
 
 from deployments import content_encoding, fan_out, response_store
-from deployments.middleware import REQUEST_ID, ASGIApp, Message, Receive, RequestId, Scope, Send, read_body
+from deployments.middleware import (
+    OWNER,
+    REQUEST_ID,
+    ASGIApp,
+    Message,
+    Receive,
+    RequestId,
+    Scope,
+    Send,
+    header,
+    read_body,
+)
 from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
 from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses, sse
+from protocols.affinity import affinity
 from protocols.calls import CountTokens
 from protocols.codec import Call, Codec, Encoder, Reader, Stamp, frame_feed
 from protocols.collect import BatchCollector
@@ -61,7 +74,7 @@ class HttpApp:
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
             "/v1/responses/input_tokens": {"POST": self._input_tokens},
             "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
-            "/v1/messages": {"POST": self._generate(anthropic_messages.CODEC)},
+            "/v1/messages": {"POST": self._messages},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._models},
             "/v1/embeddings": {"POST": self._ask(questions.openai_embeddings, openai_chat.CODEC)},
@@ -97,12 +110,14 @@ class HttpApp:
             return
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
+        if _dialect(scope) is anthropic_messages.CODEC:
+            send = _with_request_id(send, scope[REQUEST_ID])
         try:
             await self._endpoint(scope)(scope, receive, send)
         except ServingError as error:
             # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
-            await _send_error(send, error, _dialect(scope), allow)
+            await _send_error(send, error, _dialect(scope), scope[REQUEST_ID], allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -158,13 +173,13 @@ class HttpApp:
         match path.removeprefix("/v1/responses/").split("/"):
             case [id] if id.startswith(RESPONSE_PREFIX):
                 return {
-                    "GET": _json(lambda scope: memory.retrieve(id, scope["query_string"])),
-                    "DELETE": _json(lambda scope: memory.delete(id)),
+                    "GET": _json(lambda scope: memory.retrieve(id, _owner(scope), scope["query_string"])),
+                    "DELETE": _json(lambda scope: memory.delete(id, _owner(scope))),
                 }
             case [id, "input_items"]:
-                return {"GET": _json(lambda scope: memory.input_items(id, scope["query_string"]))}
+                return {"GET": _json(lambda scope: memory.input_items(id, _owner(scope), scope["query_string"]))}
             case [id, "cancel"]:
-                return {"POST": _json(lambda scope: memory.cancel(id))}
+                return {"POST": _json(lambda scope: memory.cancel(id, _owner(scope)))}
             case _:
                 return None
 
@@ -189,7 +204,7 @@ class HttpApp:
         await self._ask(action)(scope, receive, send)
 
     async def _count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        codec, request_id = anthropic_messages.CODEC, scope[REQUEST_ID]
+        codec, request_id = self._messages_codec(scope), scope[REQUEST_ID]
         async with _errors_answered(send, codec, request_id):
             call = codec.decode(await self._body(scope, receive), request_id)
             async with _cancelled_when_client_leaves(receive):
@@ -201,7 +216,7 @@ class HttpApp:
         async with _errors_answered(send, openai_responses.CODEC, request_id):
             body = await self._body(scope, receive)
             async with _cancelled_when_client_leaves(receive):
-                answer = await self._memory.input_tokens(body, request_id, self._count)
+                answer = await self._memory.input_tokens(body, request_id, _owner(scope), self._count)
             await _send_json(send, 200, answer)
 
     async def _count(self, request: Request) -> int:
@@ -209,19 +224,30 @@ class HttpApp:
 
     # --- generation ---
 
+    async def _messages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._generate(self._messages_codec(scope))(scope, receive, send)
+
+    def _messages_codec(self, scope: Scope) -> Codec[Any]:
+        if not self._settings.anthropic_strict:
+            return anthropic_messages.CODEC
+        return anthropic_messages.strict_codec(header(scope, b"anthropic-version").decode("latin-1"))
+
     def _generate(self, codec: Codec[Any], memory: ResponseMemory | None = None) -> Endpoint:
         """`memory` is what a dialect remembers from one request to the next, if it does."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            request_id = scope[REQUEST_ID]
+            request_id, owner = scope[REQUEST_ID], _owner(scope)
             async with _errors_answered(send, codec, request_id):
                 body = await self._body(scope, receive)
-                call = codec.decode(body, request_id) if memory is None else await memory.decode(body, request_id)
-                call = self._addressed(call)
-                stamp = Stamp(secrets.token_hex(12), int(time.time()))
+                if memory is None:
+                    call = codec.decode(body, request_id)
+                else:
+                    call = await memory.decode(body, request_id, owner)
+                call = self._addressed(call, _session(scope))
+                stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
                 frames = fan_out.stream(self._pool.stream, call)
                 if memory is not None:
-                    frames = memory.recorded(call, stamp, frames)
+                    frames = memory.recorded(call, stamp, owner, frames)
                 async with _cancelled_when_client_leaves(receive):
                     if call.stream:
                         await self._stream(codec, call, stamp, frames, send)
@@ -236,11 +262,13 @@ class HttpApp:
             raise ClientGone
         return body
 
-    def _addressed(self, call: Call[Any]) -> Call[Any]:
-        if all(request.model for request in call.requests):
-            return call
-        model = the_only_model(self._pool)
-        requests = tuple(msgspec.structs.replace(request, model=model) for request in call.requests)
+    def _addressed(self, call: Call[Any], session: str | None) -> Call[Any]:
+        """`session` is what the request belongs to by its headers, which know more of it than its body."""
+        model = "" if all(request.model for request in call.requests) else the_only_model(self._pool)
+        requests = tuple(
+            msgspec.structs.replace(request, model=model or request.model, affinity=session or request.affinity)
+            for request in call.requests
+        )
         return msgspec.structs.replace(call, requests=requests)
 
     async def _complete(
@@ -369,13 +397,13 @@ async def _errors_answered(send: Send, codec: Codec[Any], request_id: str) -> As
     try:
         yield
     except ServingError as error:
-        await _send_error(send, error, codec)
+        await _send_error(send, error, codec, request_id)
     except (ClientGone, asyncio.CancelledError):
         raise
     except Exception:
         # The last boundary before the client: the detail goes to the log.
         logger.exception("request %s failed", request_id)
-        await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec)
+        await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec, request_id)
 
 
 def _dialect(scope: Scope) -> Codec[Any]:
@@ -384,6 +412,41 @@ def _dialect(scope: Scope) -> Codec[Any]:
     if path.startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
         return anthropic_messages.CODEC
     return openai_chat.CODEC if path.startswith("/v1/") else llamacpp_native.COMPLETION
+
+
+def _with_request_id(send: Send, request_id: str) -> Send:
+    """Anthropic's header for it. Its SDKs look for no other."""
+
+    async def with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"request-id", request_id.encode())]
+        await send(message)
+
+    return with_id
+
+
+_SESSION_HEADERS = (
+    b"x-claude-code-session-id",
+    b"x-session-affinity",
+    b"x-session-id",  # opencode sends both
+    b"session-id",
+    b"thread-id",  # Codex, whose threads are parts of a session
+)
+
+
+def _session(scope: Scope) -> str | None:
+    """What a request is a part of, by the first of these headers."""
+    return affinity(*(header(scope, name).decode("latin-1") for name in _SESSION_HEADERS))
+
+
+def _owner(scope: Scope) -> str:
+    """Whose the responses are that a request stores, and sees."""
+    owner: str = scope.get(OWNER, "")
+    return owner
+
+
+def _now() -> int:
+    return int(time.time())
 
 
 def _query(scope: Scope, name: str) -> str:
@@ -447,7 +510,7 @@ async def _send_json(send: Send, status: int, body: bytes, headers: Sequence[tup
 
 
 async def _send_error(
-    send: Send, error: ServingError, codec: Codec[Any], extra: Sequence[tuple[bytes, bytes]] = ()
+    send: Send, error: ServingError, codec: Codec[Any], request_id: str, extra: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
     headers = list(extra)
     if error.retry_after_s is not None:
@@ -455,8 +518,8 @@ async def _send_error(
     if isinstance(error, UnsupportedMediaType):
         # RFC 9110, 15.5.16: this header "ought to be used to indicate which … codings would have been accepted".
         headers.append((b"accept-encoding", content_encoding.ACCEPTED.encode()))
-    status = anthropic_messages.status(error) if codec is anthropic_messages.CODEC else error.status
-    await _send_json(send, status, codec.error(error), headers)
+    status = anthropic_messages.status(error) if codec.name == anthropic_messages.CODEC.name else error.status
+    await _send_json(send, status, codec.error(error, request_id), headers)
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:

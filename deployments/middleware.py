@@ -20,6 +20,9 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 REQUEST_ID = "tokenyard.request_id"
 """Key in the ASGI scope under which the request's id stands."""
 
+OWNER = "tokenyard.owner"
+"""Key in the ASGI scope under which the id of the caller's key stands. Without keys, everything is everybody's."""
+
 _INLINE_SIZE = 64 * 2**10
 """Compressed bodies up to this are decompressed on the event loop: it takes a millisecond or two."""
 

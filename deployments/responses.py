@@ -12,7 +12,7 @@ import msgspec
 from deployments.response_store import ResponseStore, StoreError
 from protocols import openai_responses
 from protocols.codec import Call, Stamp
-from protocols.errors import InvalidRequest, NotFound, ServingError, Unavailable
+from protocols.errors import ErrorInfo, InternalError, InvalidRequest, NotFound, ServingError, Unavailable
 from protocols.events import Event, Failed, Frame
 from protocols.openai_responses import Recorder, ResponsesOptions, StoredResponse
 from protocols.request import Request
@@ -31,19 +31,19 @@ class ResponseMemory:
 
     # --- around a generation ---
 
-    async def decode(self, body: bytes, request_id: str) -> Call[ResponsesOptions]:
+    async def decode(self, body: bytes, request_id: str, owner: str) -> Call[ResponsesOptions]:
         """Raises `NotFound` where the body builds on a response that is not stored, or no longer."""
         draft = openai_responses.read(body)
-        stored = await self._load(sorted(draft.references))
+        stored = await self._load(sorted(draft.references), owner)
         before = openai_responses.ancestors(draft, stored)
-        stored |= await self._load([id for id in before if id not in stored])
+        stored |= await self._load([id for id in before if id not in stored], owner)
         return openai_responses.decode(draft, request_id, stored)
 
     async def recorded(
-        self, call: Call[ResponsesOptions], stamp: Stamp, frames: AsyncGenerator[Frame, None]
+        self, call: Call[ResponsesOptions], stamp: Stamp, owner: str, frames: AsyncGenerator[Frame, None]
     ) -> AsyncGenerator[Frame, None]:
         """`frames`, and before the last of them the response is stored: the next request may come at once."""
-        recorder = Recorder(call, stamp) if call.options.store else None
+        recorder = Recorder(call, stamp, owner) if call.options.store else None
         begun = False
         async with aclosing(frames):
             try:
@@ -52,10 +52,11 @@ class ResponseMemory:
                         await self._record(recorder, frame.events)
                     begun = True
                     yield frame
-            except ServingError as error:
-                # A stream that has begun has told its id, and ends as a failed response; others end as an HTTP status.
-                if recorder is not None and call.stream and begun:
-                    await self._record(recorder, (Failed(error.info),))
+            except Exception as error:
+                # Whatever it is: a stream that has begun has told its id, and ends as a failed response. Others end as
+                # an HTTP status.
+                if recorder is not None and recorder.record is None and call.stream and begun:
+                    await self._record(recorder, (Failed(_told(error)),))
                 raise
 
     async def _record(self, recorder: Recorder, events: Sequence[Event]) -> None:
@@ -70,7 +71,8 @@ class ResponseMemory:
             # The answer is there and is worth more than its copy.
             logger.warning("response %s is not stored: %s", record.id, error)
 
-    async def _load(self, ids: Sequence[str]) -> dict[str, StoredResponse]:
+    async def _load(self, ids: Sequence[str], owner: str) -> dict[str, StoredResponse]:
+        """Those of `ids` that there are for `owner`: those of others are as good as none."""
         try:
             found: Mapping[str, bytes] = await self._store.get(ids) if ids else {}
         except StoreError as error:
@@ -78,28 +80,32 @@ class ResponseMemory:
         stored: dict[str, StoredResponse] = {}
         for id, record in found.items():
             try:
-                stored[id] = StoredResponse.decode(record)
+                response = StoredResponse.decode(record)
             except msgspec.DecodeError as error:
                 # Of another version, or not ours: as good as none.
                 logger.warning("the record of response %s cannot be read: %s", id, error)
+            else:
+                if response.owner == owner:
+                    stored[id] = response
         return stored
 
     async def input_tokens(
-        self, body: bytes, request_id: str, count_tokens: Callable[[Request], Awaitable[int]]
+        self, body: bytes, request_id: str, owner: str, count_tokens: Callable[[Request], Awaitable[int]]
     ) -> bytes:
         """How many tokens a body's prompt has. `count_tokens` asks its model."""
-        call = await self.decode(body, request_id)
+        call = await self.decode(body, request_id, owner)
         tokens = await count_tokens(call.request)
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
     # --- what is stored ---
 
-    async def retrieve(self, id: str, query: bytes) -> bytes:
+    async def retrieve(self, id: str, owner: str, query: bytes) -> bytes:
         if _query(query).get("stream") == "true":
             raise InvalidRequest("Only a response made in the background can be streamed again.", param="stream")
-        return bytes((await self._stored(id)).response)
+        return bytes((await self._stored(id, owner)).response)
 
-    async def delete(self, id: str) -> bytes:
+    async def delete(self, id: str, owner: str) -> bytes:
+        await self._stored(id, owner)
         try:
             deleted = await self._store.delete(id)
         except StoreError as error:
@@ -108,20 +114,25 @@ class ResponseMemory:
             raise _not_found(id)
         return msgspec.json.encode({"id": id, "object": "response", "deleted": True})
 
-    async def input_items(self, id: str, query: bytes) -> bytes:
+    async def input_items(self, id: str, owner: str, query: bytes) -> bytes:
         options = _query(query)
-        stored = await self._stored(id)
+        stored = await self._stored(id, owner)
         return openai_responses.page(stored.input, options.get("after"), options.get("limit"), options.get("order"))
 
-    async def cancel(self, id: str) -> bytes:
-        await self._stored(id)
+    async def cancel(self, id: str, owner: str) -> bytes:
+        await self._stored(id, owner)
         raise InvalidRequest("Cannot cancel a synchronous response.")
 
-    async def _stored(self, id: str) -> StoredResponse:
-        stored = (await self._load([id])).get(id)
+    async def _stored(self, id: str, owner: str) -> StoredResponse:
+        stored = (await self._load([id], owner)).get(id)
         if stored is None:
             raise _not_found(id)
         return stored
+
+
+def _told(error: Exception) -> ErrorInfo:
+    """What the client is told of `error`."""
+    return error.info if isinstance(error, ServingError) else InternalError(InternalError.PUBLIC_MESSAGE).info
 
 
 def _query(query: bytes) -> dict[str, str]:

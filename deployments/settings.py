@@ -64,6 +64,11 @@ class GatewaySettings(_Settings):
         4096, gt=0, description="Engine steps kept for a client that does not read; past it the stream is cut off."
     )
     catalog_poll_s: float = Field(1.0, gt=0, description="How often the gateway asks Serve which models there are.")
+    anthropic_strict: bool = Field(
+        False,
+        description="True refuses with 400 what Anthropic's API version 2026-10-21 refuses, where a request names that "
+        "version: temperature, top_p, top_k, documents in assistant messages, citations in a user's text.",
+    )
     response_store: ResponseStoreSettings = Field(
         SqliteStoreSettings(), description="Where the Responses API keeps what it stores."
     )

@@ -225,9 +225,10 @@ class Recorder:
     It is the response exactly as the client gets it, streamed or whole.
     """
 
-    def __init__(self, call: Call[ResponsesOptions], stamp: Stamp) -> None:
+    def __init__(self, call: Call[ResponsesOptions], stamp: Stamp, owner: str = "") -> None:
         self._call = call
         self._stamp = stamp
+        self._owner = owner
         self._output = Output(call, stamp)
         self._collector = None if call.stream else Collector()
         self.record: StoredResponse | None = None
@@ -246,4 +247,5 @@ class Recorder:
     def _keep(self, body: bytes) -> None:
         options = self._call.options
         own = listed(options.input, self._stamp.id)
-        self.record = StoredResponse(response_id(self._stamp.id), msgspec.Raw(body), own, options.ancestors)
+        id = response_id(self._stamp.id)
+        self.record = StoredResponse(id, msgspec.Raw(body), own, options.ancestors, self._owner)

@@ -41,12 +41,16 @@ def response_of_item(item_id: str) -> str | None:
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """One response as it was answered, and its own input. `ancestors` are the responses before it, oldest first."""
+    """One response as it was answered, and its own input. `ancestors` are the responses before it, oldest first.
+
+    Nobody but its `owner` is to see it.
+    """
 
     id: str
     response: msgspec.Raw
     input: tuple[dict[str, Any], ...]
     ancestors: tuple[str, ...] = ()
+    owner: str = ""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -115,6 +115,52 @@ async def test_B78_errors_have_anthropics_shape_before_the_first_frame(
         assert exchange.headers["retry-after"] == "3"
 
 
+@pytest.mark.parametrize("echo", [True, False])
+async def test_the_request_id_is_in_every_answer_and_every_error(echo: bool) -> None:
+    named = (OLD, (b"x-request-id", b"abc"))
+    stalled = [STARTED, text("Hel", 1), Unavailable("Gone.")]
+    for script, method, path, status, fails in (
+        (HELLO, "POST", MESSAGES, 200, False),
+        (HELLO, "POST", COUNT, 200, False),
+        (HELLO, "GET", "/v1/models", 200, False),
+        (stalled, "POST", MESSAGES, 200, True),
+        ([Overloaded("Full")], "POST", MESSAGES, 429, True),
+        ([ZeroDivisionError("secret")], "POST", COUNT, 500, True),
+        (HELLO, "GET", MESSAGES, 405, True),
+        (HELLO, "GET", "/v1/nothing", 404, True),
+    ):
+        app = build_app(ScriptedPool(script), GatewaySettings(), echo_request_id=echo)
+        exchange = await Exchange(app, method, path, body(stream=script is stalled), named).done()
+        assert (exchange.status, exchange.headers["request-id"]) == (status, "abc")
+        if fails:
+            error = checker.begun(exchange.body)[1] if script is stalled else exchange.json
+            assert (error["type"], error["request_id"]) == ("error", "abc")
+
+
+STRICT: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1},
+    "top_k": {"top_k": 5},
+    "messages[0].content[0].citations": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "citations": [{"cited_text": "x"}]}]}]
+    },
+}
+
+
+@pytest.mark.parametrize("param", STRICT)
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_what_the_new_version_refuses_is_refused_where_an_operator_wants_it(path: str, param: str) -> None:
+    for strict, version, status in ((True, NEW, 400), (True, OLD, 200), (False, NEW, 200), (True, None, 200)):
+        headers = () if version is None else (version,)
+        exchange = await begin(
+            ScriptedPool(HELLO), path, body(**STRICT[param]), headers, anthropic_strict=strict
+        ).done()  # fmt: skip
+        assert exchange.status == status
+        if status == 400:
+            assert exchange.json["error"]["type"] == "invalid_request_error"
+            assert param in exchange.json["error"]["message"]
+            assert exchange.json["request_id"] == exchange.headers["request-id"]
+
+
 # --- counting ------------------------------------------------------------
 
 

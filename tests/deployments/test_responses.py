@@ -18,10 +18,11 @@ from pydantic import BaseModel, TypeAdapter
 from backends.fake import FakeBackend, FakeSettings
 from deployments.http import build_app
 from deployments.local import LocalPool
-from deployments.middleware import ASGIApp
+from deployments.middleware import OWNER, ASGIApp, Receive, Scope, Send
 from deployments.response_store import create
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings, SqliteStoreSettings
+from protocols.codec import Stamp
 from protocols.errors import ContextOverflow, Unavailable
 from protocols.events import Finished, TextDelta, ToolCallDelta, ToolCallEnded, ToolCallStarted, Usage
 from protocols.request import ChatPrompt, Request
@@ -286,7 +287,7 @@ async def test_the_response_is_stored_before_its_last_event_is_sent(
     async def watched(memory: ResponseMemory, recorder: Any, events: Any) -> None:
         await record(memory, recorder, events)
         if recorder.record is not None:
-            assert await memory.retrieve(recorder.record.id, b"")
+            assert await memory.retrieve(recorder.record.id, "", b"")
             before.append(exchange.body)
 
     monkeypatch.setattr(ResponseMemory, "_record", watched)
@@ -308,6 +309,7 @@ async def test_a_response_can_be_retrieved_and_deleted(serve: Serve) -> None:
     )
     kept = await served.sdk.responses.retrieve(made.id)
     assert strict(kept) == strict(made)
+    assert made.completed_at is not None and made.completed_at >= made.created_at
     assert (kept.metadata, kept.instructions, kept.temperature) == ({"k": "v"}, "i", 0.5)
     await served.sdk.responses.delete(made.id)
     for use in (served.sdk.responses.retrieve, served.sdk.responses.delete):
@@ -389,6 +391,51 @@ async def test_a_stream_that_failed_is_kept_as_failed(serve: Serve) -> None:
     kept = await served.sdk.responses.retrieve(last.response.id)
     assert strict(kept) == strict(last.response)
     assert kept.status == "failed"
+
+
+async def test_a_stream_that_broke_for_no_known_reason_is_kept_as_failed(tmp_path: Path) -> None:
+    pool = ScriptedPool([STARTED, text("Hel"), ZeroDivisionError("secret")])
+    app = build_app(pool, settings(tmp_path), echo_request_id=True)
+    body = json.dumps({"model": "m", "input": "Hi", "stream": True}).encode()
+    final = read((await Exchange(app, "POST", URL, body).done()).body)
+    assert final["status"] == "failed"
+    assert (await Exchange(app, "GET", f"{URL}/{final['id']}").done()).json == final
+
+
+async def test_a_response_that_was_completed_stays_so_whatever_comes_behind_it(tmp_path: Path) -> None:
+    memory = ResponseMemory(create(settings(tmp_path).response_store))
+    call = await memory.decode(b'{"model": "m", "input": "Hi", "stream": true}', "r1", "")
+    frames = ScriptedPool([*HELLO, ZeroDivisionError("late")]).stream(call.request)
+    with pytest.raises(ZeroDivisionError):
+        async for _ in memory.recorded(call, Stamp("a", 1), "", frames):
+            pass
+    assert json.loads(await memory.retrieve("resp_a", "", b""))["status"] == "completed"
+    await memory.aclose()
+
+
+async def test_nobody_sees_the_responses_of_another_key(tmp_path: Path) -> None:
+    app = build_app(ScriptedPool(HELLO), settings(tmp_path), echo_request_id=True)
+
+    async def ask(key: str, method: str, path: str, **body: Any) -> Exchange:
+        async def with_key(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, OWNER: key}, receive, send)
+
+        return await Exchange(with_key, method, path, json.dumps({"model": "m", **body}).encode()).done()
+
+    made = (await ask("alice", "POST", URL, input="Hi")).json
+    ours = f"{URL}/{made['id']}"
+    reference = [{"type": "item_reference", "id": made["output"][0]["id"]}]
+    for key, found in (("bob", False), ("", False), ("alice", True)):
+        asked = [
+            await ask(key, "GET", ours),
+            await ask(key, "GET", f"{ours}/input_items"),
+            await ask(key, "POST", URL, input="And?", previous_response_id=made["id"]),
+            await ask(key, "POST", URL, input=reference),
+            await ask(key, "POST", f"{URL}/input_tokens", input="And?", previous_response_id=made["id"]),
+            await ask(key, "DELETE", ours),
+        ]
+        assert [exchange.status for exchange in asked] == [200 if found else 404] * len(asked)
+    assert (await ask("alice", "GET", ours)).status == 404
 
 
 async def test_B34_any_gateway_of_the_machine_goes_on(serve: Serve) -> None:
@@ -500,7 +547,7 @@ async def test_tokens_of_a_prompt_are_counted_with_what_came_before(tmp_path: Pa
         counted.append(request)
         return 7
 
-    answer = await memory.input_tokens(b'{"model": "m", "input": "Hi", "instructions": "i"}', "r1", count)
+    answer = await memory.input_tokens(b'{"model": "m", "input": "Hi", "instructions": "i"}', "r1", "", count)
     assert json.loads(answer) == {"object": "response.input_tokens", "input_tokens": 7}
     assert isinstance(counted[0].prompt, ChatPrompt)
     assert [message.text for message in counted[0].prompt.messages] == ["i", "Hi"]
