@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.anthropic_messages import CODEC
+from protocols.anthropic_messages import CODEC, strict_codec
 from protocols.anthropic_messages.signature import carried, carrying, signature
 from protocols.errors import InvalidRequest
 from protocols.request import (
@@ -32,6 +32,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
 F = {"name": "f", "description": "Does it.", "input_schema": SCHEMA}
 G = {"name": "g", "input_schema": SCHEMA}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Body."}}
 
 
 def decode(**fields: Any) -> Request:
@@ -90,6 +91,53 @@ def test_everything() -> None:
     assert request.stop == ("a", "b")
     assert request.ignore_eos
     assert request.constraint == JsonSchemaConstraint(SCHEMA)
+
+
+def test_a_stop_may_have_llamacpps_name_and_anthropics_goes_before_it() -> None:
+    assert decode(stop=["a"]).stop == ("a",)
+    assert decode(stop=["a"], stop_sequences=["b"]).stop == ("b",)
+    assert refused(stop="a").param == "stop"
+
+
+def test_a_schema_may_be_empty() -> None:
+    form = {"type": "json_schema", "schema": {}}
+    assert decode(output_config={"format": form}).constraint == JsonSchemaConstraint({"type": "object"})
+
+
+STRICT = [
+    ({"temperature": 1}, "temperature"),
+    ({"top_p": 0.5}, "top_p"),
+    ({"top_k": 0}, "top_k"),
+    ({"messages": [USER, assistant(text("a"), DOCUMENT)]}, "messages[1].content[1].type"),
+    ({"messages": [user(text("a", citations=[{"type": "char_location"}]))]}, "messages[0].content[0].citations"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), STRICT)
+def test_what_the_newest_version_refuses(fields: dict[str, Any], param: str) -> None:
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        strict_codec("2026-10-21").decode(body, "r1")
+    assert caught.value.param == param
+    assert "2026-10-21" in caught.value.message
+    for lenient in (strict_codec("2023-06-01"), strict_codec(""), CODEC):
+        assert lenient.decode(body, "r1").request.model == "m"
+
+
+def test_what_the_newest_version_takes() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [DOCUMENT, text("a", citations=[{}])]}
+    body = {
+        "model": "m",
+        "min_p": 0.1,  # of which it knows nothing
+        "messages": [
+            user(DOCUMENT, text("a", citations=[]), text("b", citations=None)),
+            assistant(text("c", citations=[{"type": "char_location"}])),
+            user(result),
+            {"role": "system", "content": "Be brief."},
+        ],
+    }
+    raw = json.dumps(body).encode()
+    assert strict_codec("2026-10-21").decode(raw, "r1") == CODEC.decode(raw, "r1")
 
 
 def test_the_older_place_of_a_format() -> None:
@@ -411,6 +459,8 @@ def test_a_foreign_type_with_a_schema_is_a_tool_like_any_other() -> None:
         ({"messages": [{"role": "system", "content": ""}]}, "messages", "expected at least one that has content"),
         ({"model": None}, "model", "expected a string, got null"),
         ({"max_tokens": 0}, "max_tokens", "expected at least 1, got 0"),
+        ({"n_probs": 1}, "n_probs", "no place for probabilities"),
+        ({"metadata": {"user_id": 5}}, "metadata.user_id", "expected a string, got 5"),
         ({"max_tokens": "5"}, "max_tokens", "expected an integer, got a string"),
         ({"temperature": 3}, "temperature", "at most 2"),
         ({"stop_sequences": "x"}, "stop_sequences", "expected a list, got a string"),

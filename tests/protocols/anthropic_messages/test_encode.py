@@ -171,6 +171,23 @@ def test_B01_thinking_text_and_a_call_are_blocks_0_1_2() -> None:
     ]
 
 
+def test_B02_blocks_have_indices_of_their_own_whatever_the_call_has() -> None:
+    """A call of index 0 behind reasoning and text, and one of index 1 behind more text: deltas go where they belong."""
+    second = (ToolCallStarted(1, "call_b", "g"), ToolCallDelta(1, "{}"), ToolCallEnded(1))
+    script = (START, ReasoningDelta("Hm."), TextDelta("So"), *CALL, TextDelta("and"), *second)
+    found = checker.events(stream((*script, Finished("tool_calls", Usage(10, 5)))))
+    placed = [(e["index"], e["content_block"]["type"]) for e in found if e["type"] == "content_block_start"]
+    assert placed == [(0, "thinking"), (1, "text"), (2, "tool_use"), (3, "text"), (4, "tool_use")]
+    fitting = {
+        "thinking_delta": {0}, "signature_delta": {0}, "text_delta": {1, 3}, "input_json_delta": {2, 4},
+    }  # fmt: skip
+    deltas: dict[str, set[int]] = {}
+    for event in found:
+        if event["type"] == "content_block_delta":
+            deltas.setdefault(event["delta"]["type"], set()).add(event["index"])
+    assert deltas == fitting
+
+
 def test_B03_late_thinking_closes_the_text_and_opens_its_own_block() -> None:
     script = (START, TextDelta("So"), ReasoningDelta("Hm."), *CALL, Finished("tool_calls", Usage(10, 5)))
     kinds = [block["type"] for block in checker.message(stream(script))["content"]]
@@ -192,6 +209,22 @@ def test_B05_cached_tokens_are_told_at_the_start() -> None:
     (first, *_) = checker.events(stream((START, Finished("stop", Usage(10, 5, 2)))))
     assert first["message"]["usage"]["input_tokens"] == 8
     assert first["message"]["usage"]["cache_read_input_tokens"] == 2
+
+
+@given(legal_scripts(), st.sampled_from(THINKING))
+def test_B06_every_start_and_end_tells_its_usage(script: tuple[Event, ...], thinking: Thinking) -> None:
+    found = checker.events(stream(script, thinking))
+    (start,) = [e["message"]["usage"] for e in found if e["type"] == "message_start"]
+    (end,) = [e["usage"] for e in found if e["type"] == "message_delta"]
+    for usage in (start, end):
+        assert type(usage["input_tokens"]) is int and type(usage["output_tokens"]) is int
+
+
+def test_B07_thinking_is_sealed_once_just_before_it_ends() -> None:
+    found = checker.events(stream((START, ReasoningDelta("Hm."), TextDelta("42"), Finished("stop", Usage(10, 5)))))
+    kinds = [e["delta"]["type"] if e["type"] == "content_block_delta" else e["type"] for e in found[1:5]]
+    assert kinds == ["content_block_start", "thinking_delta", "signature_delta", "content_block_stop"]
+    assert answer(ReasoningDelta("Hm."))["content"][0]["signature"] == SIGNATURE
 
 
 def test_B08_omitted_thinking_is_a_signature_that_brings_it_back() -> None:

@@ -26,12 +26,14 @@ from protocols.events import (
     Started,
     TextDelta,
     Timings,
+    TokenLogprob,
     ToolCallEnded,
     Usage,
 )
 from protocols.openai_chat import CODEC, ChatOptions
 from protocols.request import ChatPrompt, LogprobOptions, Message, Request, TextPart, ToolChoice
 from protocols.sse import SseParser
+from protocols.token_logprobs import LOWEST_LOGPROB
 from tests.protocols.openai import check_numbers, chunks
 from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, START, TWO_CHOICES, legal_scripts
 
@@ -200,6 +202,12 @@ def test_B64_logprobs_are_in_the_official_shape() -> None:
     }
     assert second == {"token": "", "bytes": [0xC3], "logprob": -0.5, "top_logprobs": []}
     assert last == {"token": "", "bytes": [], "logprob": -0.75, "top_logprobs": []}
+
+
+def test_a_probability_of_zero_is_the_lowest_there_is() -> None:
+    script = (START, TextDelta("a", (TokenLogprob(1, b"a", float("-inf")),)), Finished("stop", Usage(1, 1)))
+    (entry,) = fold(chunks(stream(script, logprobs=True)), 1)[0]["logprobs"]
+    assert entry["logprob"] == LOWEST_LOGPROB
 
 
 def test_a_probability_without_text_has_a_delta_without_content() -> None:

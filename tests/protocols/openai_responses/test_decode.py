@@ -15,6 +15,7 @@ from protocols.openai_responses import CODEC, Recorder, StoredResponse, ancestor
 from protocols.openai_responses.conversation import seal, unseal
 from protocols.request import (
     ChatPrompt,
+    Extras,
     ImagePart,
     JsonSchemaConstraint,
     LogprobOptions,
@@ -285,6 +286,20 @@ def test_parameters_reach_the_request() -> None:
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0, 0.5, 7)
     assert request.sampling.top_k == 3
     assert request.constraint is None and request.logprobs is None
+
+
+def test_the_limit_may_have_chats_name() -> None:
+    assert call(max_tokens=5).request.max_tokens == 5
+    assert call(max_tokens=5, max_output_tokens=7).request.max_tokens == 7
+    assert call(max_output_tokens=7).options.echo.max_output_tokens == 7
+    assert refused(max_output_tokens=0).param == "max_output_tokens"
+
+
+def test_what_the_stream_is_to_carry() -> None:
+    assert call().request.extras == Extras()
+    asked = call(return_progress=True, timings_per_token=True)
+    assert asked.request.extras == Extras(progress=True, timings=True)
+    assert asked.options.progress
 
 
 @pytest.mark.parametrize(
