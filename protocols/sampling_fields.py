@@ -17,6 +17,7 @@ from protocols.body import LIST, STRING, STRING_OR_LIST, Wire, plain_json, shown
 from protocols.errors import InvalidRequest
 from protocols.request import (
     Constraint,
+    Extras,
     GbnfConstraint,
     GrammarTrigger,
     JsonSchemaConstraint,
@@ -119,8 +120,6 @@ class SamplingFields(Wire):
     n_keep: NaturalOrAll | None = None
     n_discard: Natural | None = None
     lora: Annotated[list[LoraField], Field(max_length=1024)] | None = None
-    # Which requests belong together.
-    prompt_cache_key: str | None = None
     # What comes with the answer.
     timings_per_token: bool | None = None
     return_progress: bool | None = None
@@ -128,6 +127,8 @@ class SamplingFields(Wire):
     backend_sampling: bool | None = None
     n_cache_reuse: Natural | None = None
     sse_ping_interval: NaturalOrAll | None = None
+    # Which requests belong together.
+    prompt_cache_key: str | None = None
 
 
 def request(
@@ -149,6 +150,7 @@ def request(
     return Request(
         id=id,
         model=model,
+        affinity=affinity(fields.prompt_cache_key, session),
         prompt=prompt,
         sampling=sampling(fields),
         max_tokens=token_limit(fields, max_tokens),
@@ -162,7 +164,7 @@ def request(
         stop_indent=fields.n_indent or 0,
         # -1 is "no limit".
         max_predict_ms=float(limit) if (limit := fields.t_max_predict_ms) is not None and limit >= 0 else None,
-        affinity=affinity(fields.prompt_cache_key, session),
+        extras=Extras(progress=bool(fields.return_progress), timings=bool(fields.timings_per_token)),
     )
 
 

@@ -22,7 +22,6 @@ from protocols.openai_responses.tools import Declared, ToolSet
 from protocols.openai_responses.wire import Body, Echo, ReasoningConfig, TextConfig, TextFormat
 from protocols.request import (
     ChatPrompt,
-    Extras,
     LogprobOptions,
     Message,
     Reasoning,
@@ -36,7 +35,7 @@ class ResponsesOptions(msgspec.Struct, frozen=True):
 
     `summary`: reasoning comes as a summary too. `sealed`: it comes with `encrypted_content`. `names` leads from the
     functions the model knows back to the client's tools. `input` are the request's own items, `ancestors` the ids of
-    the responses before it. `progress`: how far the prompt is, as events of the stream.
+    the responses before it.
     """
 
     echo: Echo
@@ -45,7 +44,6 @@ class ResponsesOptions(msgspec.Struct, frozen=True):
     names: dict[str, Declared]
     input: tuple[Item, ...]
     ancestors: tuple[str, ...]
-    progress: bool = False
 
     @property
     def store(self) -> bool:
@@ -150,8 +148,6 @@ def decode(draft: Draft, request_id: str, stored: Mapping[str, StoredResponse]) 
             else None
         ),
     )
-    progress = bool(wire.return_progress)
-    extras = Extras(progress=progress, timings=bool(wire.timings_per_token))
     options = ResponsesOptions(
         echo=_echo(wire, reasoning),
         summary=_summary(reasoning) is not None,
@@ -159,9 +155,8 @@ def decode(draft: Draft, request_id: str, stored: Mapping[str, StoredResponse]) 
         names=tools.names,
         input=tuple(conversation.items[earlier_items:]),
         ancestors=before,
-        progress=progress,
     )
-    return Call((msgspec.structs.replace(decoded, extras=extras),), stream=bool(wire.stream), options=options)
+    return Call((decoded,), stream=bool(wire.stream), options=options)
 
 
 def _items(wire: Body) -> list[Item]:

@@ -65,7 +65,7 @@ class ResponsesEncoder:
     def __init__(self, call: Call[ResponsesOptions], stamp: Stamp) -> None:
         self._output = Output(call, stamp)
         self._summary = call.options.summary
-        self._progress = call.options.progress
+        self._progress = call.request.extras.progress
         self._echo = _encode(call.options.echo)
         self._sequence = 0
         self._started = False
@@ -78,7 +78,7 @@ class ResponsesEncoder:
             raise IllegalEvent(f"{type(event).__name__} before or after the stream, or a second Started")
         match event:
             case Started():
-                return self._start()
+                return self._start() + self._prefill(_beginning(event))
             case Finished():
                 self._done = True
                 closed = self._steps(event)
@@ -86,8 +86,7 @@ class ResponsesEncoder:
                 extra = {} if event.timings is None else {"timings": OutTimings.of(event.timings)}
                 return closed + self._lifecycle(_TERMINAL[head.status], head, **extra)
             case Progress():
-                # "comments by default, progress chunks on `return_progress`"
-                return self._prefill(event) if self._progress else b""
+                return self._prefill(event) if event.processed > event.cached else b""
             case Failed():
                 self._done = True
                 # Readers take `response.created` for granted, also where nothing came before the failure.
@@ -106,6 +105,9 @@ class ResponsesEncoder:
         return self._lifecycle("response.created", head) + self._lifecycle("response.in_progress", head)
 
     def _prefill(self, event: Progress) -> bytes:
+        """ "comments by default, progress chunks on `return_progress`" """
+        if not self._progress:
+            return b""
         return self._lifecycle("response.in_progress", self._output.head(None), prompt_progress=OutProgress.of(event))
 
     def _lifecycle(self, type_: str, head: Head, **extra: OutProgress | OutTimings) -> bytes:
@@ -195,6 +197,11 @@ class ResponsesEncoder:
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
         self._index += 1
         return events
+
+
+def _beginning(event: Started) -> Progress:
+    """ "First report has processed == cache" """
+    return Progress(event.cached_tokens, event.cached_tokens, event.prompt_tokens, 0.0)
 
 
 def _body(head: Head, echo: bytes) -> bytes:

@@ -109,11 +109,11 @@ class Output:
                     return []
                 return [*self._enter("message"), self._add(event.text, event.logprobs, event.timings)]
             case ReasoningDelta():
-                return [*self._enter("reasoning"), self._add(event.text)] if event.text else []
+                return [*self._enter("reasoning"), self._add(event.text, timings=event.timings)] if event.text else []
             case ToolCallStarted():
                 return [*self._close("completed"), self._begin_call(event)]
             case ToolCallDelta():
-                return self._arguments(event.arguments)
+                return self._arguments(event.arguments, event.timings)
             case ToolCallEnded():
                 if self._open is None:
                     raise IllegalEvent("the end of a call that is not open")
@@ -172,11 +172,11 @@ class Output:
         self._open.logprobs += out
         return Added(text, out, timings)
 
-    def _arguments(self, piece: str) -> list[Step]:
+    def _arguments(self, piece: str, timings: Timings | None) -> list[Step]:
         if self._open is None or self._open.call is None:
             raise IllegalEvent("arguments of a call that is not open")
         text = piece if self._open.custom is None else self._open.custom.feed(piece)
-        return [self._add(text)] if text else []
+        return [self._add(text, timings=timings)] if text else []
 
     def _close(self, status: Literal["completed", "incomplete"]) -> list[Step]:
         item = self._open

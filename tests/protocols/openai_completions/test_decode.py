@@ -14,6 +14,7 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.openai_completions import CODEC, CompletionOptions
 from protocols.request import (
+    Extras,
     GbnfConstraint,
     InfillPrompt,
     LogprobOptions,
@@ -111,6 +112,7 @@ def test_everything() -> None:
         n=2,
         constraint=GbnfConstraint("root ::= x"),
         logprobs=LogprobOptions(3),
+        extras=Extras(progress=True),
     )
 
 

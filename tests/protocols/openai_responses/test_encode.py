@@ -314,20 +314,22 @@ def test_timings_are_in_a_body_and_beside_the_response_of_a_stream() -> None:
     assert b"timings" not in body(script)
 
 
-def test_timings_per_token_come_with_the_deltas_of_text() -> None:
-    script = (START, TextDelta("a", timings=TIMINGS), TextDelta("b"), Finished("stop", Usage(1, 2)))
-    one, two = [e for e in events(stream(script)) if e["type"] == "response.output_text.delta"]
-    assert one["timings"] == msgspec.json.decode(msgspec.json.encode(OutTimings.of(TIMINGS)))
-    assert "timings" not in two
+def test_timings_per_token_come_with_the_deltas() -> None:
+    call_ = (ToolCallStarted(0, "a", "f"), ToolCallDelta(0, "{}", timings=TIMINGS), ToolCallEnded(0))
+    script = (START, ReasoningDelta("r", timings=TIMINGS), TextDelta("a", timings=TIMINGS), TextDelta("b"), *call_)
+    deltas = [e for e in events(stream(script)) if e["type"].endswith(".delta")]
+    timings = msgspec.json.decode(msgspec.json.encode(OutTimings.of(TIMINGS)))
+    assert [e.get("timings") for e in deltas] == [timings, timings, None, timings]
 
 
 def test_progress_is_told_where_it_was_asked_for() -> None:
-    script = (START, Progress(4, 2, 10, 1.5), TextDelta("a"), Finished("stop", Usage(10, 1)))
+    told = (Progress(2, 2, 10, 0.5), Progress(4, 2, 10, 1.5), Progress(10, 2, 10, 2.5))
+    script = (START, *told, TextDelta("a"), Finished("stop", Usage(10, 1)))
     asked = events(stream(script, return_progress=True))
-    assert [e.get("prompt_progress") for e in asked[:3]] == [
-        None,
-        None,
+    assert [e["prompt_progress"] for e in asked if "prompt_progress" in e] == [
+        {"total": 10, "cache": 2, "processed": 2, "time_ms": 0.0},
         {"total": 10, "cache": 2, "processed": 4, "time_ms": 1.5},
+        {"total": 10, "cache": 2, "processed": 10, "time_ms": 2.5},
     ]
     assert read(stream(script, return_progress=True)) == read(stream(script))
     assert sum(e["type"] == "response.in_progress" for e in events(stream(script))) == 1
