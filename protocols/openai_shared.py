@@ -21,6 +21,9 @@ FINGERPRINT = "b1-tokenyard"
 
 MAX_TOP_LOGPROBS = 20
 
+NO_ARGUMENTS = "{}"
+"""A call the model gave no arguments: clients parse them as JSON, which "" is not."""
+
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -48,9 +51,18 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int
 
+    @classmethod
+    def of(cls, usage: Usage) -> PromptDetails:
+        # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
+        return cls(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens)
+
 
 class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> CompletionDetails:
+        return cls(usage.reasoning_tokens)
 
 
 class OutUsage(msgspec.Struct, frozen=True):
@@ -66,9 +78,8 @@ class OutUsage(msgspec.Struct, frozen=True):
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
-            prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
-            completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
+            prompt_tokens_details=PromptDetails.of(usage),
+            completion_tokens_details=CompletionDetails.of(usage),
         )
 
 

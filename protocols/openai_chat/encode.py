@@ -36,12 +36,9 @@ from protocols.openai_chat.wire import (
 )
 from protocols.openai_chunks import Chunks
 from protocols.openai_errors import error_body
-from protocols.openai_shared import answer_body
+from protocols.openai_shared import NO_ARGUMENTS, answer_body
 from protocols.request import ChatPrompt, Request
 from protocols.token_logprobs import OutTokenLogprob
-
-NO_ARGUMENTS = "{}"
-"""A call the model gave no arguments: clients parse them as JSON, which "" is not."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -45,10 +45,8 @@ from protocols.openai_responses.wire import (
     OutText,
     OutUsage,
 )
+from protocols.openai_shared import NO_ARGUMENTS
 from protocols.token_logprobs import OutTokenLogprob
-
-NO_ARGUMENTS = "{}"
-"""A call the model gave no arguments: clients parse them as JSON, which "" is not."""
 
 ItemType = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field, Tag
 from protocols.body import LIST, STRING, STRING_OR_LIST, Wire
 from protocols.events import Usage
 from protocols.llamacpp_extras import OutTimings
-from protocols.openai_shared import MAX_TOP_LOGPROBS, OpenAIFields
+from protocols.openai_shared import MAX_TOP_LOGPROBS, CompletionDetails, OpenAIFields, PromptDetails
 from protocols.sampling_fields import Positive
 from protocols.token_logprobs import OutTokenLogprob
 
@@ -211,30 +211,20 @@ OutItem = OutReasoning | OutMessage | OutFunctionCall | OutCustomCall
 # --- out: the response ------------------------------------------------------------
 
 
-class InputDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-
-
 class OutUsage(msgspec.Struct, frozen=True):
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: PromptDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: CompletionDetails
     total_tokens: int
 
     @classmethod
     def of(cls, usage: Usage) -> OutUsage:
         return cls(
             input_tokens=usage.prompt_tokens,
-            # Every computed prompt token is kept for the next request: "cache_write | prompt − cached".
-            input_tokens_details=InputDetails(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens),
+            input_tokens_details=PromptDetails.of(usage),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputDetails(usage.reasoning_tokens),
+            output_tokens_details=CompletionDetails.of(usage),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 

@@ -118,8 +118,8 @@ async def test_B78_errors_have_anthropics_shape_before_the_first_frame(
 @pytest.mark.parametrize("echo", [True, False])
 async def test_the_request_id_is_in_every_answer_and_every_error(echo: bool) -> None:
     named = (OLD, (b"x-request-id", b"abc"))
-    stalled = [STARTED, text("Hel", 1), Unavailable("Gone.")]
-    for script, method, path, status, fails in (
+    stalled: list[Step] = [STARTED, text("Hel", 1), Unavailable("Gone.")]
+    cases: list[tuple[Sequence[Step], str, str, int, bool]] = [
         (HELLO, "POST", MESSAGES, 200, False),
         (HELLO, "POST", COUNT, 200, False),
         (HELLO, "GET", "/v1/models", 200, False),
@@ -128,7 +128,8 @@ async def test_the_request_id_is_in_every_answer_and_every_error(echo: bool) -> 
         ([ZeroDivisionError("secret")], "POST", COUNT, 500, True),
         (HELLO, "GET", MESSAGES, 405, True),
         (HELLO, "GET", "/v1/nothing", 404, True),
-    ):
+    ]
+    for script, method, path, status, fails in cases:
         app = build_app(ScriptedPool(script), GatewaySettings(), echo_request_id=echo)
         exchange = await Exchange(app, method, path, body(stream=script is stalled), named).done()
         assert (exchange.status, exchange.headers["request-id"]) == (status, "abc")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from protocols.codec import Encoder, Stamp
+from protocols.collect import BatchCollector, Completion
 from protocols.errors import ErrorInfo
 from protocols.events import (
     LEGAL,
@@ -24,6 +26,7 @@ from protocols.events import (
     Usage,
 )
 
+STAMP = Stamp("0123456789abcdef", 1_700_000_000, lambda: 1_700_000_009)
 TIMINGS = Timings(cache_n=2, prompt_n=8, prompt_ms=16.0, predicted_n=5, predicted_ms=40.0)
 START = Started(prompt_tokens=10, cached_tokens=2)
 
@@ -83,6 +86,18 @@ SCRIPTS: dict[str, tuple[Event, ...]] = {
 
 FAILING = frozenset(name for name, script in SCRIPTS.items() if isinstance(script[-1], Failed))
 COMPLETE = tuple(name for name in SCRIPTS if name not in FAILING)
+
+
+def encoded(encoder: Encoder, script: tuple[Event, ...]) -> bytes:
+    return b"".join(encoder.feed(event) for event in script)
+
+
+def collected(script: tuple[Event, ...], *counts: int) -> Completion:
+    """`counts`: the choices of each request, of which there is one with one choice where nothing is said."""
+    collector = BatchCollector(counts or (1,))
+    for event in script:
+        collector.feed(event)
+    return collector.result()
 
 
 def _token(data: bytes, logprob: float, *top: tuple[bytes, float]) -> TokenLogprob:

@@ -14,8 +14,7 @@ from backends.chat_template import ChatTemplates
 from protocols.anthropic_messages import CODEC
 from protocols.codec import Call
 from protocols.request import ChatPrompt
-from tests.protocols.anthropic_messages.test_encode import STAMP
-from tests.protocols.scripts import SCRIPTS
+from tests.protocols.scripts import SCRIPTS, STAMP
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "client-captures"
 BILLING = "x-anthropic-billing-header: cc_version=2.1.332; cc_entrypoint=sdk-cli; cch={};"

@@ -1,13 +1,8 @@
-"""What goes out: byte-exact goldens, and the properties that hold for every legal stream.
-
-After an intended change, `python -m tests.protocols.anthropic_messages.test_encode` writes the goldens anew; read their
-diff.
-"""
+"""What goes out: goldens, and the properties that hold for every legal stream."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -16,9 +11,8 @@ from hypothesis import strategies as st
 
 from protocols import errors
 from protocols.anthropic_messages import CODEC, MessagesOptions
-from protocols.codec import Call, Stamp
-from protocols.collect import Collector
-from protocols.errors import ContextOverflow, ErrorInfo, InternalError, ModelNotFound, ServingError
+from protocols.codec import Call
+from protocols.errors import ContextOverflow, ErrorInfo, InternalError, ServingError
 from protocols.events import (
     Event,
     Failed,
@@ -35,12 +29,11 @@ from protocols.events import (
 )
 from protocols.request import ChatPrompt, Message, Request, TextPart
 from tests.protocols.anthropic_messages import checker
-from tests.protocols.scripts import COMPLETE, SCRIPTS, START, legal_scripts
+from tests.protocols.goldens import answers, error_bodies
+from tests.protocols.scripts import SCRIPTS, STAMP, START, collected, encoded, legal_scripts
 
 Thinking = Literal["shown", "omitted", "none"]
 
-GOLDEN = Path(__file__).parent / "golden"
-STAMP = Stamp("0123456789abcdef", 1_700_000_000)
 THINKING: tuple[Thinking, ...] = ("shown", "omitted", "none")
 
 
@@ -50,15 +43,11 @@ def call(thinking: Thinking = "shown") -> Call[MessagesOptions]:
 
 
 def stream(script: tuple[Event, ...], thinking: Thinking = "shown") -> bytes:
-    encoder = CODEC.encoder(call(thinking), STAMP)
-    return b"".join(encoder.feed(event) for event in script)
+    return encoded(CODEC.encoder(call(thinking), STAMP), script)
 
 
 def body(script: tuple[Event, ...], thinking: Thinking = "shown") -> bytes:
-    collector = Collector()
-    for event in script:
-        collector.feed(event)
-    return CODEC.render(call(thinking), STAMP, collector.result())
+    return CODEC.render(call(thinking), STAMP, collected(script))
 
 
 def answer(*events: Event, thinking: Thinking = "shown", reason: FinishReason = "stop", **end: Any) -> dict[str, Any]:
@@ -70,30 +59,11 @@ def answer(*events: Event, thinking: Thinking = "shown", reason: FinishReason = 
 
 
 def goldens() -> dict[str, bytes]:
-    files = {}
-    for name, script in SCRIPTS.items():
-        files[f"{name}.sse"] = stream(script)
-        if name in COMPLETE:
-            files[f"{name}.json"] = body(script)
+    files = answers(stream, body)
     for thinking in THINKING[1:]:
         files[f"reasoning_then_text.{thinking}.sse"] = stream(SCRIPTS["reasoning_then_text"], thinking)
         files[f"reasoning_then_text.{thinking}.json"] = body(SCRIPTS["reasoning_then_text"], thinking)
-    for error in (
-        ContextOverflow.of(9000, 8192),
-        ModelNotFound("No model 'x'", param="model"),
-        InternalError("secret"),
-    ):
-        files[f"error.{error.kind}.json"] = CODEC.error(error)
-    return files
-
-
-@pytest.mark.parametrize("name", goldens())
-def test_golden(name: str) -> None:
-    assert goldens()[name] == (GOLDEN / name).read_bytes()
-
-
-def test_no_golden_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == set(goldens())
+    return files | error_bodies(CODEC)
 
 
 # --- every legal stream ------------------------------------------------------------
@@ -345,11 +315,3 @@ def test_B79_an_overflow_is_in_the_words_claude_code_knows() -> None:
 def test_an_error_of_another_version_is_internal() -> None:
     _, error = checker.begun(stream((Started(1, 0), Failed(ErrorInfo("from_2030", "secret")))))
     assert error["error"] == {"type": "api_error", "message": InternalError.PUBLIC_MESSAGE}
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for path in GOLDEN.iterdir():
-        path.unlink()
-    for name, data in goldens().items():
-        (GOLDEN / name).write_bytes(data)

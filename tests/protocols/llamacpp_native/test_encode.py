@@ -1,19 +1,14 @@
-"""What goes out: byte-exact goldens, and what holds for every stream.
-
-After an intended change, `python -m tests.protocols.llamacpp_native.test_encode` writes the goldens anew; read their
-diff.
-"""
+"""What goes out: goldens, and what holds for every stream."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from protocols.codec import Call, Stamp, frame_feed
+from protocols.codec import Call, frame_feed
 from protocols.collect import BatchCollector
 from protocols.errors import BackendLost, ContextOverflow, ErrorInfo, InternalError, ServingError
 from protocols.events import (
@@ -34,9 +29,8 @@ from protocols.events import (
 from protocols.llamacpp_native import CHAT, COMPLETION, NativeOptions
 from protocols.request import Sampling, TokenBias
 from protocols.sse import SseParser
+from tests.protocols.scripts import STAMP
 
-GOLDEN = Path(__file__).parent / "golden"
-STAMP = Stamp("0123456789abcdef", 1_700_000_000)
 TIMINGS = Timings(2, 8, 16.0, 3, 40.0, draft_n=4, draft_n_accepted=1)
 NO_BIAS = float("-inf")
 ECHO = Echo("<s>Once ", Sampling(0.8, top_k=40, seed=-1, samplers=("top_k",), logit_bias=(TokenBias(2, NO_BIAS),)))
@@ -135,15 +129,6 @@ def goldens() -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("name", goldens())
-def test_golden(name: str) -> None:
-    assert goldens()[name] == (GOLDEN / name).read_bytes()
-
-
-def test_no_golden_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == set(goldens())
-
-
 def objects(raw: bytes) -> list[dict[str, Any]]:
     return [msgspec.json.decode(event.data) for event in SseParser().feed(raw)]
 
@@ -218,10 +203,3 @@ def test_chat_begins_with_a_role_whose_content_is_null_and_errs_in_llama_cpps_wo
     assert msgspec.json.decode(first.data)["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert msgspec.json.decode(error.data)["error"]["type"] == "exceed_context_size_error"
     assert done.data == "[DONE]"
-
-
-if __name__ == "__main__":
-    for path in GOLDEN.iterdir():
-        path.unlink()
-    for name, content in goldens().items():
-        (GOLDEN / name).write_bytes(content)

@@ -1,11 +1,7 @@
-"""What goes out: byte-exact goldens, and the properties that hold for every legal stream.
-
-After an intended change, `python -m tests.protocols.openai_chat.test_encode` writes the goldens anew; read their diff.
-"""
+"""What goes out: goldens, and the properties that hold for every legal stream."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import sse
-from protocols.codec import Call, Stamp
-from protocols.collect import Collector
-from protocols.errors import ContextOverflow, InternalError, ModelNotFound, ServingError
+from protocols.codec import Call
+from protocols.errors import ContextOverflow, InternalError, ServingError
 from protocols.events import (
     Event,
     Failed,
@@ -34,12 +29,20 @@ from protocols.openai_chat import CODEC, ChatOptions
 from protocols.request import ChatPrompt, LogprobOptions, Message, Request, TextPart, ToolChoice
 from protocols.sse import SseParser
 from protocols.token_logprobs import LOWEST_LOGPROB
+from tests.protocols.goldens import answers, error_bodies
 from tests.protocols.openai import check_numbers, chunks
-from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, START, TWO_CHOICES, legal_scripts
+from tests.protocols.scripts import (
+    LOGPROBS,
+    SCRIPTS,
+    STAMP,
+    START,
+    TWO_CHOICES,
+    collected,
+    encoded,
+    legal_scripts,
+)
 
-GOLDEN = Path(__file__).parent / "golden"
 AUTO = ToolChoice()
-STAMP = Stamp("0123456789abcdef", 1_700_000_000)
 
 
 def call(
@@ -55,24 +58,16 @@ def call(
 
 
 def stream(script: tuple[Event, ...], include_usage: bool = False, n: int = 1, **options: Any) -> bytes:
-    encoder = CODEC.encoder(call(include_usage, n, **options), STAMP)
-    return b"".join(encoder.feed(event) for event in script)
+    return encoded(CODEC.encoder(call(include_usage, n, **options), STAMP), script)
 
 
 def body(script: tuple[Event, ...], n: int = 1, **options: Any) -> bytes:
-    collector = Collector(n)
-    for event in script:
-        collector.feed(event)
-    return CODEC.render(call(n=n, **options), STAMP, collector.result())
+    return CODEC.render(call(n=n, **options), STAMP, collected(script, n))
 
 
 def goldens() -> dict[str, bytes]:
-    files = {}
-    for name, script in SCRIPTS.items():
-        files[f"{name}.sse"] = stream(script)
-        files[f"{name}.usage.sse"] = stream(script, include_usage=True)
-        if name in COMPLETE:
-            files[f"{name}.json"] = body(script)
+    files = answers(stream, body)
+    files |= {f"{name}.usage.sse": stream(script, include_usage=True) for name, script in SCRIPTS.items()}
     for name, script, options in (
         ("logprobs", LOGPROBS, {"logprobs": True}),
         ("two_choices", TWO_CHOICES, {"n": 2}),
@@ -81,22 +76,7 @@ def goldens() -> dict[str, bytes]:
         files[f"{name}.sse"] = stream(script, **options)
         files[f"{name}.json"] = body(script, **options)
     files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], progress=True)
-    for error in (
-        ContextOverflow.of(9000, 8192),
-        ModelNotFound("No model 'x'", param="model"),
-        InternalError("secret"),
-    ):
-        files[f"error.{error.kind}.json"] = CODEC.error(error)
-    return files
-
-
-@pytest.mark.parametrize("name", goldens())
-def test_golden(name: str) -> None:
-    assert goldens()[name] == (GOLDEN / name).read_bytes()
-
-
-def test_no_golden_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == set(goldens())
+    return files | error_bodies(CODEC)
 
 
 # --- streams ------------------------------------------------------------
@@ -383,9 +363,3 @@ def test_rates_of_nothing_are_zero(predicted_n: int) -> None:
         "predicted_per_token_ms": 0,
         "predicted_per_second": 0,
     }
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for file, content in goldens().items():
-        (GOLDEN / file).write_bytes(content)

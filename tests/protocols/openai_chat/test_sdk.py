@@ -22,8 +22,8 @@ from protocols.errors import (
 from protocols.events import Event
 from protocols.openai_chat import CODEC
 from protocols.sse import CONTENT_TYPE
-from tests.protocols.openai_chat.test_encode import STAMP, body
-from tests.protocols.scripts import COMPLETE, SCRIPTS
+from tests.protocols.openai_chat.test_encode import body
+from tests.protocols.scripts import COMPLETE, SCRIPTS, STAMP
 from tests.protocols.wire import Wire
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]

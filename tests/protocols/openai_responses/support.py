@@ -7,14 +7,12 @@ from typing import Any
 
 import msgspec
 
-from protocols.codec import Call, Stamp
-from protocols.collect import Collector
+from protocols.codec import Call
 from protocols.events import Event
 from protocols.openai_responses import CODEC, ResponsesOptions
 from protocols.request import ChatPrompt
 from protocols.sse import SseParser
-
-STAMP = Stamp("0123456789abcdef", 1_700_000_000, lambda: 1_700_000_009)
+from tests.protocols.scripts import STAMP, collected, encoded
 
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
@@ -39,15 +37,11 @@ def prompt(**fields: Any) -> ChatPrompt:
 
 
 def stream(script: tuple[Event, ...], **fields: Any) -> bytes:
-    encoder = CODEC.encoder(call(**fields), STAMP)
-    return b"".join(encoder.feed(event) for event in script)
+    return encoded(CODEC.encoder(call(**fields), STAMP), script)
 
 
 def body(script: tuple[Event, ...], **fields: Any) -> bytes:
-    collector = Collector()
-    for event in script:
-        collector.feed(event)
-    return CODEC.render(call(**fields), STAMP, collector.result())
+    return CODEC.render(call(**fields), STAMP, collected(script))
 
 
 def events(raw: bytes) -> list[dict[str, Any]]:

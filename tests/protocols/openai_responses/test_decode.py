@@ -26,8 +26,8 @@ from protocols.request import (
     ToolCall,
     ToolChoice,
 )
-from tests.protocols.openai_responses.support import AGENTS, FUNCTION, PATCH, SEARCH, STAMP, call, prompt
-from tests.protocols.scripts import START
+from tests.protocols.openai_responses.support import AGENTS, FUNCTION, PATCH, SEARCH, call, prompt
+from tests.protocols.scripts import STAMP, START
 
 CAPTURES = Path(__file__).parents[4] / "shared" / "data" / "client-captures"
 

@@ -1,13 +1,8 @@
-"""What goes out: byte-exact goldens, and the properties that hold for every legal stream.
-
-After an intended change, `python -m tests.protocols.openai_responses.test_encode` writes the goldens anew; read their
-diff.
-"""
+"""What goes out: goldens, and the properties that hold for every legal stream."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocols import sse
 from protocols.codec import Stamp
-from protocols.errors import BackendLost, ContextOverflow, InternalError, InvalidRequest, ModelNotFound, Overloaded
+from protocols.errors import BackendLost, ContextOverflow, InternalError, InvalidRequest, Overloaded
 from protocols.events import (
     Event,
     Failed,
@@ -36,12 +31,12 @@ from protocols.events import (
 from protocols.llamacpp_extras import OutTimings
 from protocols.openai_responses import CODEC, Recorder
 from protocols.openai_responses.conversation import unseal
+from tests.protocols.goldens import answers, error_bodies
 from tests.protocols.openai_responses.support import (
     AGENTS,
     FUNCTION,
     PATCH,
     SEARCH,
-    STAMP,
     body,
     call,
     events,
@@ -50,9 +45,7 @@ from tests.protocols.openai_responses.support import (
     untimed,
     visible,
 )
-from tests.protocols.scripts import COMPLETE, SCRIPTS, START, TIMINGS, legal_scripts
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.protocols.scripts import SCRIPTS, STAMP, START, TIMINGS, legal_scripts
 
 SUMMARY: dict[str, Any] = {
     "reasoning": {"summary": "auto", "effort": "low"},
@@ -77,32 +70,13 @@ CUSTOM: tuple[Event, ...] = (
 
 
 def goldens() -> dict[str, bytes]:
-    files = {}
-    for name, script in SCRIPTS.items():
-        files[f"{name}.sse"] = stream(script)
-        if name in COMPLETE:
-            files[f"{name}.json"] = body(script)
+    files = answers(stream, body)
     files["reasoning_then_text.summary.sse"] = stream(SCRIPTS["reasoning_then_text"], **SUMMARY)
     files["reasoning_then_text.summary.json"] = body(SCRIPTS["reasoning_then_text"], **SUMMARY)
     files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], return_progress=True)
     files["custom.sse"] = stream(CUSTOM, tools=[PATCH, AGENTS])
     files["custom.json"] = body(CUSTOM, tools=[PATCH, AGENTS])
-    for error in (
-        ContextOverflow.of(9000, 8192),
-        ModelNotFound("No model 'x'", param="model"),
-        InternalError("secret"),
-    ):
-        files[f"error.{error.kind}.json"] = CODEC.error(error)
-    return files
-
-
-@pytest.mark.parametrize("name", goldens())
-def test_golden(name: str) -> None:
-    assert goldens()[name] == (GOLDEN / name).read_bytes()
-
-
-def test_no_golden_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == set(goldens())
+    return files | error_bodies(CODEC)
 
 
 # --- streams ------------------------------------------------------------
@@ -356,9 +330,3 @@ def test_a_failed_stream_has_a_record_too() -> None:
         recorder.feed(event)
     assert recorder.record is not None
     assert json.loads(bytes(recorder.record.response)) == read(stream(SCRIPTS["failed_mid_stream"]))
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for file, content in goldens().items():
-        (GOLDEN / file).write_bytes(content)
