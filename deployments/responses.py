@@ -100,9 +100,10 @@ class ResponseMemory:
     # --- what is stored ---
 
     async def retrieve(self, id: str, owner: str, query: bytes) -> bytes:
+        stored = await self._stored(id, owner)
         if _query(query).get("stream") == "true":
             raise InvalidRequest("Only a response made in the background can be streamed again.", param="stream")
-        return bytes((await self._stored(id, owner)).response)
+        return bytes(stored.response)
 
     async def delete(self, id: str, owner: str) -> bytes:
         await self._stored(id, owner)

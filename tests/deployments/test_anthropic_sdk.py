@@ -197,6 +197,7 @@ async def test_B78_B79_errors(stream: bool, fields: Any, raised: str, type_: str
         with pytest.raises(getattr(anthropic, raised)) as caught:
             await sdk.messages.create(**ASKED | fields, stream=stream)
     error = caught.value.body["error"]
+    assert caught.value.request_id == caught.value.body["request_id"] != ""
     assert error["type"] == type_
     assert words in error["message"]
 
@@ -224,3 +225,4 @@ async def test_B102_a_failed_stream_raises(seed: int) -> None:
                     seen.append(text)
     assert seen == ["Hello"]
     assert caught.value.body["error"] == {"type": "api_error", "message": "The replica was lost"}
+    assert caught.value.request_id == caught.value.body["request_id"] != ""

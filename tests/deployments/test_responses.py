@@ -358,6 +358,7 @@ async def test_an_unknown_id_is_404_everywhere(serve: Serve) -> None:
     responses = (await serve()).sdk.responses
     uses: list[Callable[[], Awaitable[object]]] = [
         lambda: responses.retrieve("resp_none"),
+        lambda: responses.retrieve("resp_none", stream=True),
         lambda: responses.delete("resp_none"),
         lambda: responses.cancel("resp_none"),
         lambda: responses.create(model="m", input="Hi", previous_response_id="resp_none"),
