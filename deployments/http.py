@@ -14,9 +14,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from deployments import content_encoding, fan_out, response_store
+from deployments import caller, content_encoding, fan_out, response_store
 from deployments.middleware import (
-    OWNER,
     REQUEST_ID,
     ASGIApp,
     Message,
@@ -31,7 +30,6 @@ from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
 from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses, sse
-from protocols.affinity import affinity
 from protocols.calls import CountTokens
 from protocols.codec import Call, Codec, Encoder, Reader, Stamp, frame_feed
 from protocols.collect import BatchCollector
@@ -111,7 +109,7 @@ class HttpApp:
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
         if _dialect(scope) is anthropic_messages.CODEC:
-            send = _with_request_id(send, scope[REQUEST_ID])
+            send = caller.with_request_id(send, scope[REQUEST_ID])
         try:
             await self._endpoint(scope)(scope, receive, send)
         except ServingError as error:
@@ -173,13 +171,13 @@ class HttpApp:
         match path.removeprefix("/v1/responses/").split("/"):
             case [id] if id.startswith(RESPONSE_PREFIX):
                 return {
-                    "GET": _json(lambda scope: memory.retrieve(id, _owner(scope), scope["query_string"])),
-                    "DELETE": _json(lambda scope: memory.delete(id, _owner(scope))),
+                    "GET": _json(lambda scope: memory.retrieve(id, caller.owner(scope), scope["query_string"])),
+                    "DELETE": _json(lambda scope: memory.delete(id, caller.owner(scope))),
                 }
             case [id, "input_items"]:
-                return {"GET": _json(lambda scope: memory.input_items(id, _owner(scope), scope["query_string"]))}
+                return {"GET": _json(lambda scope: memory.input_items(id, caller.owner(scope), scope["query_string"]))}
             case [id, "cancel"]:
-                return {"POST": _json(lambda scope: memory.cancel(id, _owner(scope)))}
+                return {"POST": _json(lambda scope: memory.cancel(id, caller.owner(scope)))}
             case _:
                 return None
 
@@ -216,7 +214,7 @@ class HttpApp:
         async with _errors_answered(send, openai_responses.CODEC, request_id):
             body = await self._body(scope, receive)
             async with _cancelled_when_client_leaves(receive):
-                answer = await self._memory.input_tokens(body, request_id, _owner(scope), self._count)
+                answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), self._count)
             await _send_json(send, 200, answer)
 
     async def _count(self, request: Request) -> int:
@@ -236,14 +234,14 @@ class HttpApp:
         """`memory` is what a dialect remembers from one request to the next, if it does."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            request_id, owner = scope[REQUEST_ID], _owner(scope)
+            request_id, owner = scope[REQUEST_ID], caller.owner(scope)
             async with _errors_answered(send, codec, request_id):
                 body = await self._body(scope, receive)
                 if memory is None:
                     call = codec.decode(body, request_id)
                 else:
                     call = await memory.decode(body, request_id, owner)
-                call = self._addressed(call, _session(scope))
+                call = self._addressed(call, caller.session(scope))
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
                 frames = fan_out.stream(self._pool.stream, call)
                 if memory is not None:
@@ -412,37 +410,6 @@ def _dialect(scope: Scope) -> Codec[Any]:
     if path.startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
         return anthropic_messages.CODEC
     return openai_chat.CODEC if path.startswith("/v1/") else llamacpp_native.COMPLETION
-
-
-def _with_request_id(send: Send, request_id: str) -> Send:
-    """Anthropic's header for it. Its SDKs look for no other."""
-
-    async def with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"request-id", request_id.encode())]
-        await send(message)
-
-    return with_id
-
-
-_SESSION_HEADERS = (
-    b"x-claude-code-session-id",
-    b"x-session-affinity",
-    b"x-session-id",  # opencode sends both
-    b"session-id",
-    b"thread-id",  # Codex, whose threads are parts of a session
-)
-
-
-def _session(scope: Scope) -> str | None:
-    """What a request is a part of, by the first of these headers."""
-    return affinity(*(header(scope, name).decode("latin-1") for name in _SESSION_HEADERS))
-
-
-def _owner(scope: Scope) -> str:
-    """Whose the responses are that a request stores, and sees."""
-    owner: str = scope.get(OWNER, "")
-    return owner
 
 
 def _now() -> int:
