@@ -84,13 +84,14 @@ class Progress(_Event, frozen=True, array_like=True, tag="P"):
 class ReasoningDelta(_Event, frozen=True, array_like=True, tag="R"):
     text: str
     choice: int = 0
+    timings: Timings | None = None  # so far, where `Extras.timings` asks for it, as with every delta
 
 
 class TextDelta(_Event, frozen=True, array_like=True, tag="T"):
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
-    timings: Timings | None = None  # so far, where `Extras.timings` asks for it
+    timings: Timings | None = None
 
 
 class ToolCallStarted(_Event, frozen=True, array_like=True, tag="C"):
@@ -108,6 +109,7 @@ class ToolCallDelta(_Event, frozen=True, array_like=True, tag="D"):
     index: int
     arguments: str
     choice: int = 0
+    timings: Timings | None = None
 
 
 class ToolCallEnded(_Event, frozen=True, array_like=True, tag="E"):

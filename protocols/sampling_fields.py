@@ -16,6 +16,7 @@ from protocols.body import LIST, STRING, STRING_OR_LIST, Wire, plain_json, shown
 from protocols.errors import InvalidRequest
 from protocols.request import (
     Constraint,
+    Extras,
     GbnfConstraint,
     GrammarTrigger,
     JsonSchemaConstraint,
@@ -153,6 +154,7 @@ def request(
         stop_indent=fields.n_indent or 0,
         # -1 is "no limit".
         max_predict_ms=float(limit) if (limit := fields.t_max_predict_ms) is not None and limit >= 0 else None,
+        extras=Extras(progress=bool(fields.return_progress), timings=bool(fields.timings_per_token)),
     )
 
 

@@ -11,7 +11,7 @@ _RANDOM_SEED = 0xFFFFFFFF
 _KINDS = {"token": 0, "word": 1, "pattern": 2, "pattern_full": 3}
 
 
-def generation_settings(request: Request, sampling: Sampling, *, stream: bool, timings: bool) -> dict[str, Any]:
+def generation_settings(request: Request, sampling: Sampling, *, stream: bool) -> dict[str, Any]:
     """Of one request. `sampling` is the engine's view of it."""
     # Minus infinity is `null` in JSON.
     biases = [
@@ -34,7 +34,7 @@ def generation_settings(request: Request, sampling: Sampling, *, stream: bool, t
         "ignore_eos": request.ignore_eos,
         "stream": stream,
         "n_probs": 0 if request.logprobs is None else request.logprobs.top,
-        "timings_per_token": timings,
+        "timings_per_token": request.extras.timings,
         "post_sampling_probs": request.logprobs is not None and request.logprobs.after_sampling,
         "lora": [{"id": item.id, "scale": item.scale} for item in request.lora or ()],
     }

@@ -16,10 +16,7 @@ from protocols.sampling_fields import own_constraint, request, schema_constraint
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """`progress`: how far the prompt is, as chunks of the stream."""
-
     include_usage: bool
-    progress: bool = False
 
 
 _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -59,7 +56,7 @@ def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatO
             ),
         ),
         stream=bool(wire.stream),
-        options=ChatOptions(wire.include_usage, progress=bool(wire.return_progress)),
+        options=ChatOptions(wire.include_usage),
     )
 
 

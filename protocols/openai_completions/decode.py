@@ -22,7 +22,6 @@ class CompletionOptions(msgspec.Struct, frozen=True):
     """`echo`: the text that comes before every choice of a prompt, for each prompt; empty where none was asked for."""
 
     include_usage: bool
-    progress: bool = False
     echo: tuple[str, ...] = ()
 
 
@@ -51,7 +50,6 @@ def decode(body: bytes, request_id: str) -> Call[CompletionOptions]:
     )
     options = CompletionOptions(
         include_usage=wire.include_usage,
-        progress=bool(wire.return_progress),
         echo=_echo(wire, prompts) if wire.echo else (),
     )
     return Call(requests, stream=bool(wire.stream), options=options)

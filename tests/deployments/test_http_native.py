@@ -120,6 +120,18 @@ async def test_timings_come_with_each_token_where_they_are_asked_for(http: httpx
     assert not any("timings" in item for item in partials)
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/completions"])
+async def test_progress_and_timings_are_extras_of_openais_streams_too(http: httpx.AsyncClient, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "a b"}]} if "chat" in path else {"prompt": "a b"}
+    asked = {"model": "m", **prompt, "n_predict": 4, "return_progress": True, "timings_per_token": True, "stream": True}
+    events = SseParser().feed((await http.post(path, json=asked)).content)
+    chunks = [json.loads(event.data) for event in events if event.data != "[DONE]"]
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = told[-1]["total"]
+    assert [(item["processed"], item["cache"]) for item in told] == [(0, 0), (total, 0)], "the prompt took one step"
+    assert [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk] == [1, 2, 3, 4, 4]
+
+
 async def test_an_answer_that_fills_the_context_is_truncated(http: httpx.AsyncClient) -> None:
     asked = {"prompt": "a", "ignore_eos": True}
     assert (await post(http, "/completion", asked))["truncated"]

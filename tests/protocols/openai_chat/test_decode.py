@@ -15,6 +15,7 @@ from protocols.errors import InvalidRequest
 from protocols.openai_chat import CODEC
 from protocols.request import (
     ChatPrompt,
+    Extras,
     GbnfConstraint,
     ImagePart,
     JsonSchemaConstraint,
@@ -149,7 +150,7 @@ def test_service_parameters_are_accepted() -> None:
     assert decode(
         user="u", safety_identifier="u", metadata={"a": "b"}, store=True, service_tier="flex", prompt_cache_key="k",
         prompt_cache_retention="24h", verbosity="low", prediction={"type": "content", "content": "x"},
-        stream_options={"include_obfuscation": False}, timings_per_token=True, reasoning_control=True,
+        stream_options={"include_obfuscation": False}, reasoning_control=True,
     ) == decode()  # fmt: skip
 
 
@@ -163,10 +164,10 @@ def test_llamacpp_parameters_reach_the_request() -> None:
     assert request.slot == SlotOptions(1)
 
 
-def test_return_progress_is_the_encoders() -> None:
-    call = CODEC.decode(json.dumps({"model": "m", "messages": [USER], "return_progress": True}).encode(), "r1")
-    assert call.options.progress
-    assert call.request == decode()
+def test_progress_and_timings_are_asked_for() -> None:
+    assert decode(return_progress=True).extras == Extras(progress=True)
+    assert decode(timings_per_token=True).extras == Extras(timings=True)
+    assert decode(timings_per_token=False, return_progress=None) == decode()
 
 
 def test_several_choices() -> None:

@@ -14,6 +14,7 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.openai_completions import CODEC, CompletionOptions
 from protocols.request import (
+    Extras,
     GbnfConstraint,
     InfillPrompt,
     LogprobOptions,
@@ -92,7 +93,7 @@ def test_everything() -> None:
         from_2030=[1],
     )
     assert call.stream
-    assert call.options == CompletionOptions(include_usage=True, progress=True)
+    assert call.options == CompletionOptions(include_usage=True)
     assert call.request == Request(
         "r1",
         "m",
@@ -111,6 +112,7 @@ def test_everything() -> None:
         n=2,
         constraint=GbnfConstraint("root ::= x"),
         logprobs=LogprobOptions(3),
+        extras=Extras(progress=True),
     )
 
 
