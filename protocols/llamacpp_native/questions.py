@@ -231,7 +231,7 @@ def slots(body: bytes, request_id: str) -> Ask[list[SlotState]]:
 
 
 def _slot(state: SlotState) -> dict[str, Any]:
-    """What an idle slot computed last is not known: it has no `params`."""
+    """What an idle slot computed last is not known: it has no `params`. Slots of several replicas have the same ids."""
     busy = bool(state.request)
     left = -1 if state.max_tokens is None else state.max_tokens - state.generated_tokens
     shown: dict[str, Any] = {
@@ -243,6 +243,8 @@ def _slot(state: SlotState) -> dict[str, Any]:
         "n_prompt_tokens_processed": state.processed_tokens,
         "next_token": [{"has_next_token": busy, "n_remain": left, "n_decoded": state.generated_tokens}],
     }
+    if state.replica:
+        shown["replica"] = state.replica
     if state.sampling is not None:
         shown |= {"id_task": state.request, "params": short_settings(state.sampling, state.max_tokens)}
     return shown

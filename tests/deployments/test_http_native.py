@@ -16,8 +16,9 @@ from deployments.http import build_app
 from deployments.local import LocalPool
 from deployments.models import ModelEntry
 from deployments.settings import GatewaySettings
-from protocols.calls import ApplyTemplate, Detokenize, Embedding, Piece, Tokenize
+from protocols.calls import ApplyTemplate, Detokenize, Embedding, Piece, SlotState, Tokenize
 from protocols.errors import BackendLost
+from protocols.llamacpp_native import questions
 from protocols.sse import SseParser
 from tests.deployments.support import HELLO, STARTED, Exchange, ScriptedPool, eventually, text
 
@@ -347,6 +348,16 @@ async def test_slots_say_who_has_them() -> None:
     assert (idle["id"], idle["is_processing"], "params" in idle) == (1, False, False)
     assert idle["next_token"] == [{"has_next_token": False, "n_remain": -1, "n_decoded": 0}]
     await backend.aclose()
+
+
+def test_slots_of_several_replicas_are_told_apart() -> None:
+    ask = questions.slots(b"", "r1")
+    told = json.loads(ask.render([SlotState(0, 64, 3, replica="alpha"), SlotState(0, 64, 0, replica="beta")], "m"))
+    assert [(slot["id"], slot["replica"], slot["n_prompt_tokens"]) for slot in told] == [
+        (0, "alpha", 3), (0, "beta", 0),
+    ]  # fmt: skip
+    (alone,) = json.loads(ask.render([SlotState(0, 64, 3)], "m"))
+    assert "replica" not in alone
 
 
 async def test_slots_are_saved_restored_and_erased(http: httpx.AsyncClient) -> None:
