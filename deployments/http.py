@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -256,7 +257,7 @@ class HttpApp:
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
         encoder = codec.encoder(call, stamp)
-        async with EventStream(send, encoder, self._settings) as out:
+        async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
             try:
                 async with aclosing(frames):
                     async for frame in frames:
@@ -279,16 +280,21 @@ class HttpApp:
 class EventStream:
     """One SSE answer: headers at the first frame or after `headers_after_s`, then keep-alives through every silence.
 
+    `keepalive_s` is the client's own wish for how long a silence may be.
+
     The timer is one `call_later` per silence, not a task per frame; the lock keeps keep-alives from overtaking headers.
     It also cuts off a client that has not taken a write for `stalled_client_s`: the block is cancelled, and ends with
     `ClientGone`.
     """
 
-    def __init__(self, send: Send, encoder: Encoder, settings: GatewaySettings) -> None:
+    def __init__(
+        self, send: Send, encoder: Encoder, settings: GatewaySettings, keepalive_s: float | None = None
+    ) -> None:
         self._send = send
         self._encoder = encoder
         self._feed = frame_feed(encoder)
         self._settings = settings
+        self._keepalive_s = settings.keepalive_s if keepalive_s is None else keepalive_s
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._last_write = self._loop.time()
@@ -326,12 +332,17 @@ class EventStream:
             self._writing_since = self._loop.time()
             if not self.started:
                 self.started = True
-                self._arm(self._settings.keepalive_s)
+                self._arm(self._rest)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if data:
                 self._last_write = self._loop.time()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._writing_since = None
+
+    @property
+    def _rest(self) -> float:
+        """How long nobody need look: also where no keep-alives are wanted, a stalled client must be seen."""
+        return min(self._keepalive_s, self._settings.keepalive_s)
 
     def _arm(self, delay: float) -> None:
         if self._timer is not None:
@@ -339,7 +350,7 @@ class EventStream:
         self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        now, delay = self._loop.time(), self._settings.keepalive_s
+        now, delay = self._loop.time(), self._rest
         if self._writing_since is not None:
             left = self._writing_since + self._settings.stalled_client_s - now
             if left <= 0:
@@ -348,10 +359,11 @@ class EventStream:
                 self._block.cancel()
                 return
             delay = min(delay, left)
-        elif self.started and (silence := now - self._last_write) < delay:
-            delay -= silence
+        elif self.started and (left := self._last_write + self._keepalive_s - now) > 0:
+            delay = min(delay, left)
         else:
-            self._beat = self._loop.create_task(self._put(self._encoder.keepalive()))
+            data = self._encoder.keepalive() if self._keepalive_s < math.inf else b""  # headers alone are no keep-alive
+            self._beat = self._loop.create_task(self._put(data))
         self._arm(delay)
 
 

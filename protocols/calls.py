@@ -151,9 +151,13 @@ class CountTokens(Question[int], frozen=True, tag="count_tokens"):
 
 
 class Tokenize(Question[list[Piece]], frozen=True, omit_defaults=True, tag="tokenize"):
-    """`add_special`: with the tokens that begin and end a text. `parse_special`: `<|name|>` is a control token."""
+    """`parts`: text, or pieces of text among tokens.
 
-    text: str
+    `add_special`: the first of them, if it is text, with the tokens that begin and end a text. `parse_special`:
+    `<|name|>` is a control token.
+    """
+
+    parts: tuple[str | int, ...]
     add_special: bool = False
     parse_special: bool = True
 

@@ -12,7 +12,7 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.llamacpp_native.prompts import prompts
 from protocols.request import InfillFile, InfillPrompt, Prompt, Request
-from protocols.sampling_fields import Natural, SamplingFields, choices, request
+from protocols.sampling_fields import Natural, SamplingFields, choices, keepalive_s, request
 
 MAX_ANSWERS = 2048
 """Choices of all prompts of a body."""
@@ -72,7 +72,7 @@ def _call(wire: _Body, asked: tuple[Prompt, ...], request_id: str) -> Call[Nativ
     requests = tuple(
         _request(wire, prompt, request_id if len(asked) == 1 else f"{request_id}-{i}") for i, prompt in enumerate(asked)
     )
-    return Call(requests, stream=bool(wire.stream), options=options)
+    return Call(requests, stream=bool(wire.stream), options=options, keepalive_s=keepalive_s(wire))
 
 
 def _request(wire: _Body, prompt: Prompt, id: str) -> Request:

@@ -12,6 +12,7 @@ from protocols import sse
 from protocols.codec import Call
 from protocols.collect import Choice, Completion
 from protocols.events import (
+    Echo,
     Event,
     Failed,
     Finished,
@@ -160,8 +161,8 @@ def _final(
     has_new_line: bool,
     stream: bool,
 ) -> dict[str, Any]:
-    echo = None if started is None else started.echo
-    sampling = request.sampling if echo is None else echo.sampling
+    echo = Echo("", request.sampling) if started is None or started.echo is None else started.echo
+    echo = msgspec.structs.replace(echo, sampling=_seeded(echo.sampling))
     return {
         "index": end.choice,
         "content": "",
@@ -171,8 +172,8 @@ def _final(
         "model": request.model,
         "tokens_predicted": end.usage.completion_tokens,
         "tokens_evaluated": end.usage.prompt_tokens,
-        "generation_settings": generation_settings(request, _seeded(sampling), stream=stream),
-        "prompt": "" if echo is None else echo.prompt,
+        "generation_settings": generation_settings(request, echo, stream=stream),
+        "prompt": echo.prompt,
         "has_new_line": has_new_line,
         "truncated": end.truncated,
         "stop_type": _stop_type(end),

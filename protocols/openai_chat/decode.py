@@ -12,7 +12,7 @@ from protocols.errors import InvalidRequest
 from protocols.openai_chat.messages import conversation
 from protocols.openai_chat.wire import AllowedTools, Body
 from protocols.request import ChatPrompt, Constraint, LogprobOptions, Reasoning, Tool, ToolChoice
-from protocols.sampling_fields import own_constraint, request, schema_constraint
+from protocols.sampling_fields import keepalive_s, own_constraint, request, schema_constraint
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
@@ -57,6 +57,7 @@ def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatO
         ),
         stream=bool(wire.stream),
         options=ChatOptions(wire.include_usage),
+        keepalive_s=keepalive_s(wire),
     )
 
 

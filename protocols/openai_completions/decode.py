@@ -11,7 +11,7 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.openai_completions.wire import DEFAULT_MAX_TOKENS, Body
 from protocols.request import InfillPrompt, LogprobOptions, TextPrompt, TokenPrompt
-from protocols.sampling_fields import I32, choices, request
+from protocols.sampling_fields import I32, choices, keepalive_s, request
 
 MAX_PROMPTS = 1024
 MAX_ANSWERS = 1024
@@ -52,7 +52,7 @@ def decode(body: bytes, request_id: str) -> Call[CompletionOptions]:
         include_usage=wire.include_usage,
         echo=_echo(wire, prompts) if wire.echo else (),
     )
-    return Call(requests, stream=bool(wire.stream), options=options)
+    return Call(requests, stream=bool(wire.stream), options=options, keepalive_s=keepalive_s(wire))
 
 
 def _logprobs(wire: Body) -> LogprobOptions | None:

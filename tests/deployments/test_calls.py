@@ -124,7 +124,7 @@ async def test_every_answer_arrives_as_the_backend_gave_it(pool: ModelPool, back
 
 async def test_the_backends_errors_arrive_as_they_are(pool: ModelPool) -> None:
     with pytest.raises(NotSupported, match="does not give its tokens away"):
-        await pool.call(Tokenize("r1", "m", "text"))
+        await pool.call(Tokenize("r1", "m", ("text",)))
     with pytest.raises(InvalidRequest) as caught:
         await pool.call(EmbeddingRequest("r1", "m", ()))
     assert caught.value.param == "input"
@@ -332,7 +332,7 @@ async def test_a_call_that_serve_cancels_is_a_lost_replica(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("call", "by_reference"),
-    [(STATS, False), (EMBED, True), (Tokenize("r1", "m", "x" * (GRPC_REQUEST_LIMIT_BYTES // 2)), True)],
+    [(STATS, False), (EMBED, True), (Tokenize("r1", "m", ("x" * (GRPC_REQUEST_LIMIT_BYTES // 2),)), True)],
     ids=lambda value: type(value).__name__,
 )
 async def test_large_answers_go_through_the_object_store(

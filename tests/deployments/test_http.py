@@ -490,6 +490,26 @@ async def test_keep_alives_do_not_wait_for_headers_that_are_out() -> None:
     await exchange.done()
 
 
+async def test_a_client_says_how_long_a_silence_may_be() -> None:
+    body = chat_body(sse_ping_interval=1)
+    exchange, _ = begin([STARTED, asyncio.Event()], body, headers_after_s=1000, keepalive_s=1000)
+    await eventually(lambda: KEEPALIVE in exchange.body)
+    exchange.disconnect()
+    await exchange.done()
+
+
+@pytest.mark.parametrize("never", [-1, 0])
+async def test_a_client_may_want_no_keep_alives(never: int) -> None:
+    gate = asyncio.Event()
+    body = chat_body(sse_ping_interval=never)
+    exchange, _ = begin([gate, *HELLO], body, headers_after_s=0, keepalive_s=0.001)
+    await eventually(lambda: exchange.status == 200)
+    await asyncio.sleep(0.02)
+    gate.set()
+    await exchange.done()
+    assert KEEPALIVE not in exchange.body and sse_text(exchange.body) == "Hello"
+
+
 async def test_a_stream_without_silence_has_no_keep_alives() -> None:
     exchange, _ = begin(HELLO, headers_after_s=5, keepalive_s=5)
     await exchange.done()
@@ -532,9 +552,11 @@ async def test_keep_alives_do_not_pile_up_for_a_client_that_does_not_read() -> N
     await exchange.done()
 
 
-async def test_a_client_that_takes_nothing_for_too_long_is_cut_off_and_its_generation_ends() -> None:
+@pytest.mark.parametrize("asked", [{}, {"sse_ping_interval": -1}])
+async def test_a_client_that_takes_nothing_for_too_long_is_cut_off_and_its_generation_ends(asked: Any) -> None:
     gate = asyncio.Event()
-    exchange, pool = begin([STARTED, gate, text("a"), asyncio.Event()], keepalive_s=0.01, stalled_client_s=0.05)
+    body = chat_body(**asked)
+    exchange, pool = begin([STARTED, gate, text("a"), asyncio.Event()], body, keepalive_s=0.01, stalled_client_s=0.05)
     await eventually(lambda: exchange.sent)
     exchange.reading.clear()
     gate.set()

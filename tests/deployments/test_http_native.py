@@ -254,7 +254,7 @@ async def asked(answer: Any, path: str, body: Any) -> tuple[Any, Any]:
 async def test_a_text_is_tokenised() -> None:
     pieces = [Piece(1, b"a"), Piece(2, b"\xe5")]
     question, body = await asked(pieces, "/tokenize", {"content": "aå", "parse_special": False})
-    assert (question.text, question.parse_special) == ("aå", False) and isinstance(question, Tokenize)
+    assert (question.parts, question.parse_special) == (("aå",), False) and isinstance(question, Tokenize)
     assert body == {"tokens": [1, 2]}
     _, body = await asked(pieces, "/tokenize", {"content": "aå", "with_pieces": True})
     assert body == {"tokens": [{"id": 1, "piece": "a"}, {"id": 2, "piece": [0xE5]}]}
