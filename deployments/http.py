@@ -30,6 +30,7 @@ from protocols.errors import (
     ModelNotFound,
     NotFound,
     ServingError,
+    Unavailable,
     UnsupportedMediaType,
 )
 from protocols.events import Failed, Frame
@@ -70,9 +71,9 @@ class HttpApp:
             "/v1/reranking": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
             "/v1/health": {"GET": self._health},
             # Without a prefix, everything is in the manner of llama.cpp.
-            "/": {"GET": self._health},
+            "/": {"GET": self._hello},
             "/health": {"GET": self._health},
-            "/api/hello": {"GET": self._health},  # Claude Code looks here whether anybody is at home
+            "/api/hello": {"GET": self._hello},  # Claude Code looks here whether anybody is at home
             "/models": {"GET": self._models},
             "/completion": {"POST": self._generate(llamacpp_native.COMPLETION)},
             "/completions": {"POST": self._generate(llamacpp_native.COMPLETION)},
@@ -127,7 +128,13 @@ class HttpApp:
 
     # --- small endpoints ---
 
+    async def _hello(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, b'{"status":"ok"}')
+
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether a model can answer. "`/health` 503 {error: unavailable_error, Loading model} until ready"."""
+        if not any(entry.ready for entry in self._pool.models()):
+            raise Unavailable("Loading model", retry_after_s=1.0)
         await _send_json(send, 200, b'{"status":"ok"}')
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -54,6 +54,7 @@ from tests.deployments.support import (
 )
 
 CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "Hi"}
 MODELS = (ModelEntry("a", 1), ModelEntry("org/model", 2))
 
 
@@ -138,6 +139,45 @@ async def test_health_answers_without_asking_a_model() -> None:
     response = await get("/health", pool=pool)
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
     assert pool.requests == []
+
+
+@pytest.mark.parametrize("models", [[], [ModelEntry("a", 1, ready=False)]])
+async def test_B90_nothing_is_healthy_until_a_model_can_answer(models: list[ModelEntry]) -> None:
+    loading = await get("/health", pool=ScriptedPool(models=models))
+    assert (loading.status_code, loading.headers["retry-after"]) == (503, "1")
+    assert loading.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    assert error(await get("/v1/health", pool=ScriptedPool(models=models)))["message"] == "Loading model"
+    assert [model["id"] for model in (await get("/v1/models", pool=ScriptedPool(models=models))).json()["data"]] == [
+        entry.id for entry in models
+    ]
+    for probe in ("/", "/api/hello"):
+        assert (await get(probe, "HEAD", ScriptedPool(models=models))).status_code == 200
+    ready = [*models, ModelEntry("b", 1)]
+    assert (await get("/health", pool=ScriptedPool(models=ready))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-api-key": "k"}, {"authorization": "Bearer k"}, {"x-api-key": "k", "authorization": "Bearer k"}],
+    ids="-".join,
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 5}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/completion", {"prompt": "Hi"}),
+    ],
+)
+async def test_B80_B81_keys_come_in_either_header_or_in_both(
+    path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    """Nobody asks for one here, and clients that cannot go without send them all the same."""
+    async with client(app()) as http:
+        assert (await http.post(path, json={"model": "m", **body}, headers=headers)).status_code == 200
+        assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_an_answer_has_the_length_it_says() -> None:

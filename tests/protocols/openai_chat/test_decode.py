@@ -164,6 +164,12 @@ def test_llamacpp_parameters_reach_the_request() -> None:
     assert request.slot == SlotOptions(1)
 
 
+def test_B68_what_is_cached_need_not_be_used() -> None:
+    """Sums in another order are other sums: only a prompt that is computed whole each time gives the same bits."""
+    assert decode(cache_prompt=False, seed=1, temperature=0).slot == SlotOptions(reuse=False)
+    assert decode(cache_prompt=True).slot == decode().slot == SlotOptions()
+
+
 def test_progress_and_timings_are_asked_for() -> None:
     assert decode(return_progress=True).extras == Extras(progress=True)
     assert decode(timings_per_token=True).extras == Extras(timings=True)
