@@ -40,8 +40,8 @@ async def _answer(backend: Backend, call: ModelCall) -> object:
             return await backend.rerank(call)
         case CountTokens(request=request):
             return await backend.count_tokens(request)
-        case Tokenize(text=text, add_special=add_special, parse_special=parse_special):
-            return await backend.tokenize(text, add_special=add_special, parse_special=parse_special)
+        case Tokenize(parts=parts, add_special=add_special, parse_special=parse_special):
+            return await backend.tokenize(*parts, add_special=add_special, parse_special=parse_special)
         case Detokenize(tokens=tokens):
             return await backend.detokenize(tokens)
         case ApplyTemplate(prompt=prompt):

@@ -68,8 +68,12 @@ class Backend(Protocol):
         """One for each document, in their order."""
         ...
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
-        """`add_special`: with the tokens that begin and end a text. `parse_special`: `<|name|>` is a control token."""
+    async def tokenize(self, *parts: str | int, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
+        """Of `parts`, text or tokens, one behind the other.
+
+        `add_special`: the first of them, if it is text, with the tokens that begin and end a text. `parse_special`:
+        `<|name|>` is a control token.
+        """
         ...
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
@@ -114,7 +118,7 @@ class Unsupported:
     async def rerank(self, request: RerankRequest) -> list[Relevance]:
         raise NotSupported("This model does not rank documents")
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
+    async def tokenize(self, *parts: str | int, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
         raise NotSupported("This model's engine does not give its tokens away")
 
     async def detokenize(self, tokens: Sequence[int]) -> str:

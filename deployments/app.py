@@ -45,7 +45,8 @@ class _Model(Replica):
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         _log_with_serve()
-        super().__init__(settings, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        name = serve.get_replica_context().replica_id.unique_id
+        super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]
         await self.start()
 
     async def __del__(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from deployments.models import ModelEntry
 from protocols.errors import ModelNotFound, Unavailable
@@ -44,12 +44,19 @@ def read_serve_status() -> dict[str, Application]:
     status = serve.status()
     return {
         name: Application(
-            ModelEntry(name, int(app.last_deployed_time_s)),
+            ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app)),
             app.message if app.status is ApplicationStatus.DEPLOY_FAILED else None,
         )
         for name, app in status.applications.items()
         if MODEL_DEPLOYMENT in app.deployments and app.status not in _GONE
     }
+
+
+def _is_ready(app: ApplicationStatusOverview) -> bool:
+    """Also while it is updated, as long as an old replica serves, and when it is scaled to zero."""
+    if app.status is ApplicationStatus.RUNNING:
+        return True
+    return any(state == "RUNNING" for state in app.deployments[MODEL_DEPLOYMENT].replica_states)
 
 
 class Catalog:

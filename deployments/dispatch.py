@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from ray import serve
@@ -44,6 +44,8 @@ from protocols.events import Failed, Frame
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
 """gRPC's own cap is 4 MiB unless every node was started with a higher one: larger requests go by the object store."""
@@ -113,14 +115,14 @@ class Dispatcher:
         retries = self._settings.retries if call.repeatable else 0
         while True:
             try:
-                return decode_answer(call, await self._ask(call))
+                return decode_answer(call, await (self._ask_all(call) if call.everywhere else self._ask(call)))
             except BackendLost as error:
                 if not retries:
                     raise
                 retries -= 1
                 logger.warning("request %s: %s; asking another replica", call.id, error.message)
 
-    async def _ask(self, call: Question[Any]) -> bytes:
+    async def _ask(self, call: Question[Any]) -> list[bytes]:
         """One call of one replica: its reply, or the error that the call ended with."""
         payload = _encoder.encode(call)
         # Vectors, and the tokens of a long text, are larger than what they are made of.
@@ -129,23 +131,35 @@ class Dispatcher:
         hint = RoutingHint(estimate_tokens(len(payload), max_tokens=1))
         # As in `_attempt`: a context of its own, and so a cancellation of our own.
         response: Any = contextvars.Context().run(handle.call.remote, payload, hint=hint)
+        return [await self._reply(response, response.cancel, call.model)]
+
+    async def _ask_all(self, call: Question[Any]) -> list[bytes]:
+        """One call of every replica there is, full ones too: their replies, or the first error.
+
+        Such calls cannot be taken back, so they must be short.
+        """
+        handle = ray_compat.unary_handle(self._handle(call.model), by_reference=False)
+        hint = RoutingHint(1)
+        response = contextvars.Context().run(handle.broadcast, "call", _encoder.encode(call), hint=hint)
+        return await self._reply(response.results_async(), lambda: None, call.model)
+
+    async def _reply(self, reply: Awaitable[T], cancel: Callable[[], None], model: str) -> T:
         try:
             async with asyncio.timeout(self._settings.first_frame_timeout_s):
-                reply: bytes = await response
-                return reply
+                return await reply
         except TimeoutError:
-            response.cancel()
+            cancel()
             raise DeadlineExceeded(
                 f"No replica answered within {self._settings.first_frame_timeout_s:g} seconds."
             ) from None
         except asyncio.CancelledError:
-            response.cancel()
+            cancel()
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             raise BackendLost("The call to the model's replica was cancelled.") from None
         except Exception as error:
-            raise serving_error(error, call.model) from None
+            raise serving_error(error, model) from None
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Frame, None]:
         """One call of one replica. Raises whatever it ends with other than `Finished`."""

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 
-from deployments import caller, content_encoding, fan_out, response_store
-from deployments.middleware import (
-    REQUEST_ID,
-    ASGIApp,
-    Message,
-    Receive,
-    RequestId,
-    Scope,
-    Send,
-    header,
-    read_body,
+from deployments import caller, fan_out, response_store
+from deployments.event_stream import EventStream
+from deployments.http_answers import (
+    ClientGone,
+    Endpoint,
+    cancelled_when_client_leaves,
+    dialect_of,
+    errors_answered,
+    request_body,
+    send_error,
+    send_json,
 )
+from deployments.middleware import REQUEST_ID, ASGIApp, Receive, RequestId, Scope, Send
 from deployments.models import ModelEntry, ModelPool, the_only_model
+from deployments.question_endpoints import QuestionEndpoints, messages_codec
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
-from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses, sse
-from protocols.calls import CountTokens
-from protocols.codec import Call, Codec, Encoder, Reader, Stamp, frame_feed
+from deployments.stored_responses import stored_response_endpoints
+from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses
+from protocols.codec import Call, Codec, Stamp
 from protocols.collect import BatchCollector
 from protocols.errors import (
     ClientTooSlow,
@@ -40,24 +40,15 @@ from protocols.errors import (
     ModelNotFound,
     NotFound,
     ServingError,
-    UnsupportedMediaType,
+    Unavailable,
 )
-from protocols.events import Failed, Frame
+from protocols.events import Frame
 from protocols.llamacpp_native import questions
-from protocols.openai_responses import RESPONSE_PREFIX
-from protocols.request import Request
 
 logger = logging.getLogger(__name__)
 
-JSON = b"application/json"
 ALLOWED = "tokenyard.allowed_methods"
 """Key in the ASGI scope under which the methods of a path stand, when it was asked for with another."""
-
-Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
 
 
 class HttpApp:
@@ -67,38 +58,40 @@ class HttpApp:
         self._pool = pool
         self._settings = settings
         self._memory = ResponseMemory(response_store.create(settings.response_store))
+        asking = QuestionEndpoints(pool, self._memory, settings)
+        ask = asking.ask
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
-            "/v1/responses/input_tokens": {"POST": self._input_tokens},
+            "/v1/responses/input_tokens": {"POST": asking.input_tokens},
             "/v1/completions": {"POST": self._generate(openai_completions.CODEC)},
             "/v1/messages": {"POST": self._messages},
-            "/v1/messages/count_tokens": {"POST": self._count_tokens},
+            "/v1/messages/count_tokens": {"POST": asking.count_tokens},
             "/v1/models": {"GET": self._models},
-            "/v1/embeddings": {"POST": self._ask(questions.openai_embeddings, openai_chat.CODEC)},
-            "/v1/rerank": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
-            "/v1/reranking": {"POST": self._ask(questions.rerank, openai_chat.CODEC)},
+            "/v1/embeddings": {"POST": ask(questions.openai_embeddings, openai_chat.CODEC)},
+            "/v1/rerank": {"POST": ask(questions.rerank, openai_chat.CODEC)},
+            "/v1/reranking": {"POST": ask(questions.rerank, openai_chat.CODEC)},
             "/v1/health": {"GET": self._health},
             # Without a prefix, everything is in the manner of llama.cpp.
-            "/": {"GET": self._health},
+            "/": {"GET": self._hello},
             "/health": {"GET": self._health},
-            "/api/hello": {"GET": self._health},  # Claude Code looks here whether anybody is at home
+            "/api/hello": {"GET": self._hello},  # Claude Code looks here whether anybody is at home
             "/models": {"GET": self._models},
             "/completion": {"POST": self._generate(llamacpp_native.COMPLETION)},
             "/completions": {"POST": self._generate(llamacpp_native.COMPLETION)},
             "/infill": {"POST": self._generate(llamacpp_native.INFILL)},
             "/chat/completions": {"POST": self._generate(llamacpp_native.CHAT)},
-            "/embedding": {"POST": self._ask(questions.embeddings)},
-            "/embeddings": {"POST": self._ask(questions.embeddings)},
-            "/rerank": {"POST": self._ask(questions.rerank)},
-            "/reranking": {"POST": self._ask(questions.rerank)},
-            "/tokenize": {"POST": self._ask(questions.tokenize)},
-            "/detokenize": {"POST": self._ask(questions.detokenize)},
-            "/apply-template": {"POST": self._ask(questions.apply_template)},
-            "/props": {"GET": self._ask(questions.props)},
-            "/slots": {"GET": self._ask(questions.slots)},
-            "/slots/{id}": {"POST": self._slot_action},
-            "/lora-adapters": {"GET": self._ask(questions.adapters), "POST": self._ask(questions.set_adapters)},
+            "/embedding": {"POST": ask(questions.embeddings)},
+            "/embeddings": {"POST": ask(questions.embeddings)},
+            "/rerank": {"POST": ask(questions.rerank)},
+            "/reranking": {"POST": ask(questions.rerank)},
+            "/tokenize": {"POST": ask(questions.tokenize)},
+            "/detokenize": {"POST": ask(questions.detokenize)},
+            "/apply-template": {"POST": ask(questions.apply_template)},
+            "/props": {"GET": ask(questions.props)},
+            "/slots": {"GET": ask(questions.slots)},
+            "/slots/{id}": {"POST": asking.slot_action},
+            "/lora-adapters": {"GET": ask(questions.adapters), "POST": ask(questions.set_adapters)},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,14 +101,14 @@ class HttpApp:
             return
         if scope["type"] != "http":
             raise ValueError(f"this application speaks HTTP, not {scope['type']}")
-        if _dialect(scope) is anthropic_messages.CODEC:
+        if dialect_of(scope) is anthropic_messages.CODEC:
             send = caller.with_request_id(send, scope[REQUEST_ID])
         try:
             await self._endpoint(scope)(scope, receive, send)
         except ServingError as error:
             # RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response".
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
-            await _send_error(send, error, _dialect(scope), scope[REQUEST_ID], allow)
+            await send_error(send, error, dialect_of(scope), scope[REQUEST_ID], allow)
         except ClientGone:
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
@@ -126,7 +119,7 @@ class HttpApp:
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": self._model}
         if methods is None and path.startswith("/v1/responses/"):
-            methods = self._stored_response(path)
+            methods = stored_response_endpoints(self._memory, path)
         if methods is None and path.startswith("/slots/"):
             methods = self._routes["/slots/{id}"]
         if methods is None:
@@ -139,17 +132,23 @@ class HttpApp:
 
     # --- small endpoints ---
 
+    async def _hello(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, b'{"status":"ok"}')
+
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, b'{"status":"ok"}')
+        """Whether a model can answer. "`/health` 503 {error: unavailable_error, Loading model} until ready"."""
+        if not any(entry.ready for entry in self._pool.models()):
+            raise Unavailable("Loading model", retry_after_s=1.0)
+        await send_json(send, 200, b'{"status":"ok"}')
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         entries = self._pool.models()
-        if _dialect(scope) is anthropic_messages.CODEC:
+        if dialect_of(scope) is anthropic_messages.CODEC:
             query = scope["query_string"].decode("latin-1")
             body = anthropic_messages.model_page([(entry.id, entry.created) for entry in entries], query)
         else:
             body = _model_list(entries)
-        await _send_json(send, 200, body)
+        await send_json(send, 200, body)
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].removeprefix("/v1/models/")
@@ -157,86 +156,24 @@ class HttpApp:
         if entry is None:
             known = ", ".join(entry.id for entry in self._pool.models()) or "none"
             raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
-        if _dialect(scope) is anthropic_messages.CODEC:
+        if dialect_of(scope) is anthropic_messages.CODEC:
             body = anthropic_messages.model_body(entry.id, entry.created)
         else:
             body = msgspec.json.encode(_openai_model(entry))
-        await _send_json(send, 200, body)
-
-    # --- stored responses ---
-
-    def _stored_response(self, path: str) -> dict[str, Endpoint] | None:
-        """The methods of `/v1/responses/{id}` and of what is below it."""
-        memory = self._memory
-        match path.removeprefix("/v1/responses/").split("/"):
-            case [id] if id.startswith(RESPONSE_PREFIX):
-                return {
-                    "GET": _json(lambda scope: memory.retrieve(id, caller.owner(scope), scope["query_string"])),
-                    "DELETE": _json(lambda scope: memory.delete(id, caller.owner(scope))),
-                }
-            case [id, "input_items"]:
-                return {"GET": _json(lambda scope: memory.input_items(id, caller.owner(scope), scope["query_string"]))}
-            case [id, "cancel"]:
-                return {"POST": _json(lambda scope: memory.cancel(id, caller.owner(scope)))}
-            case _:
-                return None
-
-    # --- one question, one answer ---
-
-    def _ask(self, read: Reader, codec: Codec[Any] = llamacpp_native.COMPLETION) -> Endpoint:
-        """`codec` words the errors. The model stands in the body, or where there is none in the query."""
-
-        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            async with _errors_answered(send, codec, scope[REQUEST_ID]):
-                ask = read(await self._body(scope, receive), scope[REQUEST_ID])
-                model = ask.question.model or _query(scope, "model") or the_only_model(self._pool)
-                question = msgspec.structs.replace(ask.question, model=model)
-                async with _cancelled_when_client_leaves(receive):
-                    answer = await self._pool.call(question)
-                await _send_json(send, 200, ask.render(answer, model))
-
-        return endpoint
-
-    async def _slot_action(self, scope: Scope, receive: Receive, send: Send) -> None:
-        action = questions.slot_action(scope["path"].removeprefix("/slots/"), _query(scope, "action"))
-        await self._ask(action)(scope, receive, send)
-
-    async def _count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        codec, request_id = self._messages_codec(scope), scope[REQUEST_ID]
-        async with _errors_answered(send, codec, request_id):
-            call = codec.decode(await self._body(scope, receive), request_id)
-            async with _cancelled_when_client_leaves(receive):
-                tokens = await self._count(call.request)
-            await _send_json(send, 200, anthropic_messages.token_count(tokens))
-
-    async def _input_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = scope[REQUEST_ID]
-        async with _errors_answered(send, openai_responses.CODEC, request_id):
-            body = await self._body(scope, receive)
-            async with _cancelled_when_client_leaves(receive):
-                answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), self._count)
-            await _send_json(send, 200, answer)
-
-    async def _count(self, request: Request) -> int:
-        return await self._pool.call(CountTokens(request.id, request.model, request))
+        await send_json(send, 200, body)
 
     # --- generation ---
 
     async def _messages(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(self._messages_codec(scope))(scope, receive, send)
-
-    def _messages_codec(self, scope: Scope) -> Codec[Any]:
-        if not self._settings.anthropic_strict:
-            return anthropic_messages.CODEC
-        return anthropic_messages.strict_codec(header(scope, b"anthropic-version").decode("latin-1"))
+        await self._generate(messages_codec(scope, self._settings))(scope, receive, send)
 
     def _generate(self, codec: Codec[Any], memory: ResponseMemory | None = None) -> Endpoint:
         """`memory` is what a dialect remembers from one request to the next, if it does."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             request_id, owner = scope[REQUEST_ID], caller.owner(scope)
-            async with _errors_answered(send, codec, request_id):
-                body = await self._body(scope, receive)
+            async with errors_answered(send, codec, request_id):
+                body = await request_body(scope, receive, self._settings.max_body_bytes)
                 if memory is None:
                     call = codec.decode(body, request_id)
                 else:
@@ -246,19 +183,13 @@ class HttpApp:
                 frames = fan_out.stream(self._pool.stream, call)
                 if memory is not None:
                     frames = memory.recorded(call, stamp, owner, frames)
-                async with _cancelled_when_client_leaves(receive):
+                async with cancelled_when_client_leaves(receive):
                     if call.stream:
                         await self._stream(codec, call, stamp, frames, send)
                     else:
                         await self._complete(codec, call, stamp, frames, send)
 
         return endpoint
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        body = await read_body(scope, receive, self._settings.max_body_bytes)
-        if body is None:
-            raise ClientGone
-        return body
 
     def _addressed(self, call: Call[Any], session: str | None) -> Call[Any]:
         """`session` is what the request belongs to by its headers, which know more of it than its body."""
@@ -276,13 +207,13 @@ class HttpApp:
         async with aclosing(frames):
             async for frame in frames:
                 collector.feed_frame(frame)
-        await _send_json(send, 200, codec.render(call, stamp, collector.result()))
+        await send_json(send, 200, codec.render(call, stamp, collector.result()))
 
     async def _stream(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
         encoder = codec.encoder(call, stamp)
-        async with EventStream(send, encoder, self._settings) as out:
+        async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
             try:
                 async with aclosing(frames):
                     async for frame in frames:
@@ -302,151 +233,6 @@ class HttpApp:
                 await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
 
 
-class EventStream:
-    """One SSE answer: headers at the first frame or after `headers_after_s`, then keep-alives through every silence.
-
-    The timer is one `call_later` per silence, not a task per frame; the lock keeps keep-alives from overtaking headers.
-    It also cuts off a client that has not taken a write for `stalled_client_s`: the block is cancelled, and ends with
-    `ClientGone`.
-    """
-
-    def __init__(self, send: Send, encoder: Encoder, settings: GatewaySettings) -> None:
-        self._send = send
-        self._encoder = encoder
-        self._feed = frame_feed(encoder)
-        self._settings = settings
-        self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()
-        self._last_write = self._loop.time()
-        self._writing_since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._beat: asyncio.Task[None] | None = None
-        self._block: asyncio.Task[Any] | None = None
-        self._stalled = False
-        self.started = False
-
-    async def __aenter__(self) -> EventStream:
-        self._block = asyncio.current_task()
-        self._arm(self._settings.headers_after_s)
-        return self
-
-    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.gather(self._beat, return_exceptions=True)
-        if self._stalled and self._block is not None and self._block.uncancel() == 0:
-            raise ClientGone from None
-        if exc_type is None:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def write(self, frame: Frame) -> None:
-        await self._put(self._feed(frame))
-
-    async def fail(self, error: ServingError) -> None:
-        await self._put(self._encoder.feed(Failed(error.info)))
-
-    async def _put(self, data: bytes) -> None:
-        async with self._lock:
-            self._writing_since = self._loop.time()
-            if not self.started:
-                self.started = True
-                self._arm(self._settings.keepalive_s)
-                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            if data:
-                self._last_write = self._loop.time()
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self._writing_since = None
-
-    def _arm(self, delay: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(delay, self._on_timer)
-
-    def _on_timer(self) -> None:
-        now, delay = self._loop.time(), self._settings.keepalive_s
-        if self._writing_since is not None:
-            left = self._writing_since + self._settings.stalled_client_s - now
-            if left <= 0:
-                assert self._block is not None
-                self._stalled = True
-                self._block.cancel()
-                return
-            delay = min(delay, left)
-        elif self.started and (silence := now - self._last_write) < delay:
-            delay -= silence
-        else:
-            self._beat = self._loop.create_task(self._put(self._encoder.keepalive()))
-        self._arm(delay)
-
-
-_STREAM_HEADERS = [
-    (b"content-type", sse.CONTENT_TYPE.encode()),
-    (b"cache-control", b"no-cache"),
-    # nginx, as an ingress, would otherwise collect the stream: https://nginx.org/en/docs/http/ngx_http_proxy_module.html
-    (b"x-accel-buffering", b"no"),
-]
-
-
-@asynccontextmanager
-async def _errors_answered(send: Send, codec: Codec[Any], request_id: str) -> AsyncIterator[None]:
-    """What the block raises before its answer has begun is the answer."""
-    try:
-        yield
-    except ServingError as error:
-        await _send_error(send, error, codec, request_id)
-    except (ClientGone, asyncio.CancelledError):
-        raise
-    except Exception:
-        # The last boundary before the client: the detail goes to the log.
-        logger.exception("request %s failed", request_id)
-        await _send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec, request_id)
-
-
-def _dialect(scope: Scope) -> Codec[Any]:
-    """The one that words what belongs to no dialect: by what the caller says of itself, and by the path."""
-    path = scope["path"]
-    if path.startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"]):
-        return anthropic_messages.CODEC
-    return openai_chat.CODEC if path.startswith("/v1/") else llamacpp_native.COMPLETION
-
-
-def _now() -> int:
-    return int(time.time())
-
-
-def _query(scope: Scope, name: str) -> str:
-    """The last value of a query parameter; "" without it."""
-    values: list[str] = parse_qs(scope["query_string"].decode("latin-1")).get(name, [""])
-    return values[-1]
-
-
-@asynccontextmanager
-async def _cancelled_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block when the client disconnects, and turns that into `ClientGone`."""
-    block = asyncio.current_task()
-    assert block is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        block.cancel()
-
-    watcher = asyncio.get_running_loop().create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if left and block.uncancel() == 0:
-            raise ClientGone from None
-        raise
-    finally:
-        watcher.cancel()
-
-
 async def _lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
@@ -457,36 +243,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-def _json(answer: Callable[[Scope], Awaitable[bytes]]) -> Endpoint:
-    """An endpoint whose whole work is to say what its body is."""
-
-    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, await answer(scope))
-
-    return endpoint
-
-
-async def _send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    start: Message = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers],
-    }
-    await send(start)
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _send_error(
-    send: Send, error: ServingError, codec: Codec[Any], request_id: str, extra: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
-    headers = list(extra)
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
-    if isinstance(error, UnsupportedMediaType):
-        # RFC 9110, 15.5.16: this header "ought to be used to indicate which … codings would have been accepted".
-        headers.append((b"accept-encoding", content_encoding.ACCEPTED.encode()))
-    status = anthropic_messages.status(error) if codec.name == anthropic_messages.CODEC.name else error.status
-    await _send_json(send, status, codec.error(error, request_id), headers)
+def _now() -> int:
+    return int(time.time())
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:

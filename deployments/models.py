@@ -14,10 +14,14 @@ from protocols.request import Request
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """A model that can be asked for. `created` is when it was deployed, in Unix seconds."""
+    """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
+
+    One that is not `ready` is being loaded; requests for it wait.
+    """
 
     id: str
     created: int
+    ready: bool = True
 
 
 def the_only_model(pool: ModelPool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -33,10 +33,11 @@ HANDED_OVER = b""
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What a call is answered with: the answer, still encoded, or an error."""
+    """What a call is answered with: the answer, still encoded, or an error; and by which replica."""
 
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
     error: ErrorInfo | None = None
+    replica: str = ""
 
 
 _reply = msgspec.msgpack.Decoder(_Reply)
@@ -67,19 +68,22 @@ def decode_frame(item: bytes) -> Frame:
     return _frame.decode(item)
 
 
-def decode_answer(call: Question[AnswerT], reply: bytes) -> AnswerT:
-    """The answer in what `Replica.call` returned for `call`. Raises the `ServingError` that is there in its place."""
-    decoded = _reply.decode(reply)
-    if decoded.error is not None:
-        raise ServingError.from_info(decoded.error)
-    answer: AnswerT = msgspec.msgpack.decode(decoded.answer, type=call.answer_type())
-    return answer
+def decode_answer(call: Question[AnswerT], replies: Sequence[bytes]) -> AnswerT:
+    """The answer in what `Replica.call` of those asked returned. Raises the `ServingError` that is there instead."""
+    answers: list[tuple[str, AnswerT]] = []
+    for reply in map(_reply.decode, replies):
+        if reply.error is not None:
+            raise ServingError.from_info(reply.error)
+        answers.append((reply.replica, msgspec.msgpack.decode(reply.answer, type=call.answer_type())))
+    return call.merged(answers)
 
 
 class Replica:
     """Owns one backend. `generate` and `call` are what gateways call; the rest is what Serve calls."""
 
-    def __init__(self, settings: ModelSettings, node_ip: str) -> None:
+    def __init__(self, settings: ModelSettings, node_ip: str, name: str = "") -> None:
+        """`name` is how it is told from other replicas of its model."""
+        self._name = name
         self._backend = create(settings.backend)
         self._node_ip = node_ip
         self._channel = ChannelServer()
@@ -119,9 +123,9 @@ class Replica:
         """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
         question = _call.decode(call)
         try:
-            reply = _Reply(msgspec.Raw(_encoder.encode(await answer(self._backend, question))))
+            reply = _Reply(msgspec.Raw(_encoder.encode(await answer(self._backend, question))), replica=self._name)
         except Exception as error:
-            reply = _Reply(error=_logged(error, question.id).info)
+            reply = _Reply(error=_logged(error, question.id).info, replica=self._name)
         return _encoder.encode(reply)
 
     def record_replica_metadata(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
@@ -20,10 +21,12 @@ AnswerT = TypeVar("AnswerT")
 class Question(msgspec.Struct, Generic[AnswerT], frozen=True, omit_defaults=True):
     """Base of the questions. `id` names it in logs on every layer; `model` is the id the client asked for.
 
-    A `repeatable` one may be put to another replica when the one that was asked is lost.
+    A `repeatable` one may be put to another replica when the one that was asked is lost. One that goes `everywhere`
+    is put to every replica of the model, any other to one of them, whichever it is.
     """
 
     repeatable: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = False
 
     id: str
     model: str
@@ -33,6 +36,12 @@ class Question(msgspec.Struct, Generic[AnswerT], frozen=True, omit_defaults=True
         """What its answer is: `list[Embedding]`, `None`, …"""
         (base,) = cls.__orig_bases__  # type: ignore[attr-defined]  # PEP 560; type stubs leave it out
         return get_args(base)[0]
+
+    @classmethod
+    def merged(cls, answers: Sequence[tuple[str, AnswerT]]) -> AnswerT:
+        """One answer made of those of the replicas that were asked, each with the replica's name."""
+        ((_, answer),) = answers
+        return answer
 
 
 # --- answers ------------------------------------------------------------
@@ -83,7 +92,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class SlotState(msgspec.Struct, frozen=True):
-    """One slot: who has it and what its part of the KV cache holds, in tokens.
+    """One slot: who has it and what its part of the KV cache holds, in tokens. `id` counts the slots of one `replica`.
 
     `request` is the id of the request that runs there, "" when the slot is idle; the fields after it are that
     request's.
@@ -99,6 +108,7 @@ class SlotState(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     speculative: bool = False
     sampling: Sampling | None = None
+    replica: str = ""
 
 
 class SlotFile(msgspec.Struct, frozen=True):
@@ -141,9 +151,13 @@ class CountTokens(Question[int], frozen=True, tag="count_tokens"):
 
 
 class Tokenize(Question[list[Piece]], frozen=True, omit_defaults=True, tag="tokenize"):
-    """`add_special`: with the tokens that begin and end a text. `parse_special`: `<|name|>` is a control token."""
+    """`parts`: text, or pieces of text among tokens.
 
-    text: str
+    `add_special`: the first of them, if it is text, with the tokens that begin and end a text. `parse_special`:
+    `<|name|>` is a control token.
+    """
+
+    parts: tuple[str | int, ...]
     add_special: bool = False
     parse_special: bool = True
 
@@ -169,10 +183,20 @@ class GetStats(Question[BackendStats], frozen=True, tag="stats"):
 
 
 class GetSlots(Question[list[SlotState]], frozen=True, tag="slots"):
-    pass
+    everywhere: ClassVar[bool] = True
+
+    @classmethod
+    def merged(cls, answers: Sequence[tuple[str, list[SlotState]]]) -> list[SlotState]:
+        return [
+            msgspec.structs.replace(state, replica=replica)
+            for replica, states in sorted(answers, key=lambda answer: answer[0])
+            for state in states
+        ]
 
 
 class SaveSlot(Question[SlotFile], frozen=True, tag="save_slot"):
+    """As `RestoreSlot` and `EraseSlot`, for models of one replica: of several, any one is asked."""
+
     repeatable: ClassVar[bool] = False
 
     slot: int
@@ -199,11 +223,19 @@ class GetAdapters(Question[list[Adapter]], frozen=True, tag="adapters"):
 
 
 class SetAdapters(Question[None], frozen=True, tag="set_adapters"):
-    """For requests that bring no scales of their own, from here on. Adapters that are not named get 0."""
+    """For requests that bring no scales of their own, from here on. Adapters that are not named get 0.
+
+    A replica that starts later has the scales of its config.
+    """
 
     repeatable: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = True
 
     scales: tuple[LoraScale, ...]
+
+    @classmethod
+    def merged(cls, answers: Sequence[tuple[str, None]]) -> None:
+        return None
 
 
 ModelCall = (

@@ -32,11 +32,15 @@ class Call(msgspec.Struct, Generic[OptionsT], frozen=True):
 
     Where a body holds several prompts there is a request for each, and the choices of all of them are counted through:
     those of the second follow those of the first.
+
+    `keepalive_s`: the silence, in seconds, after which a stream is to show a sign of life; None leaves it to the
+    operator, infinity is never.
     """
 
     requests: tuple[Request, ...]
     stream: bool
     options: OptionsT  # a request whose `model` is "" goes to the only one there is
+    keepalive_s: float | None = None
 
     @property
     def request(self) -> Request:

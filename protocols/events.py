@@ -51,11 +51,20 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+SpeculationKind = Literal["off", "ngram", "draft"]
+"""Who guesses the next tokens: nobody, what was said before, or a smaller model."""
+
+
 class Echo(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine made of a request: the text of all its prompt's tokens, and every parameter as it applies."""
+    """What the engine made of a request: the text of all its prompt's tokens, and every parameter as it applies.
+
+    `grammar` is the GBNF that its constraint became.
+    """
 
     prompt: str
     sampling: Sampling
+    grammar: str = ""
+    speculation: SpeculationKind = "off"
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, kw_only=False):

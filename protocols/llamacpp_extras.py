@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocols.events import Progress, Timings
+from protocols.events import Progress, Started, Timings
 
 
 class OutTimings(msgspec.Struct, frozen=True):
@@ -56,5 +56,8 @@ class OutProgress(msgspec.Struct, frozen=True):
     time_ms: float
 
     @classmethod
-    def of(cls, event: Progress) -> OutProgress:
-        return cls(event.total, event.cached, event.processed, event.ms)
+    def of(cls, event: Started | Progress) -> OutProgress | None:
+        """ "First report has processed == cache": that is the beginning, and no progress is told a second time."""
+        if isinstance(event, Started):
+            return cls(event.prompt_tokens, event.cached_tokens, event.cached_tokens, 0.0)
+        return cls(event.total, event.cached, event.processed, event.ms) if event.processed > event.cached else None

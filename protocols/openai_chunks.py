@@ -13,6 +13,11 @@ from protocols.openai_shared import FINGERPRINT, OutUsage
 _encode = msgspec.json.Encoder().encode
 
 
+def timings_part(timings: Timings | None) -> bytes:
+    """What a chunk that has `timings` has behind its choices."""
+    return b"" if timings is None else b',"timings":' + _encode(OutTimings.of(timings))
+
+
 class Chunks:
     """`head` begins every chunk of a stream and `usage` ends its choices; the rest is what happens once.
 
@@ -32,7 +37,7 @@ class Chunks:
     def last(self, chunk: bytes, usage: Usage, timings: Timings | None) -> bytes:
         """The end of a stream whose last choice ends with `chunk`, which is not closed yet."""
         self._end()
-        extra = b"" if timings is None else b',"timings":' + _encode(OutTimings.of(timings))
+        extra = timings_part(timings)
         if not self._include_usage:
             return chunk + extra + b"}\n\n" + sse.DONE
         totals = _encode(OutUsage.of(usage))

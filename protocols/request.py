@@ -234,7 +234,7 @@ class Extras(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the stream is to carry besides, for dialects that show it.
 
     `echo`: what the engine made of the request. `progress`: also the end of a prompt that took one step. `timings`:
-    with every piece of text.
+    with every piece of text, reasoning or arguments.
     """
 
     echo: bool = False

@@ -120,13 +120,15 @@ class SamplingFields(Wire):
     n_keep: NaturalOrAll | None = None
     n_discard: Natural | None = None
     lora: Annotated[list[LoraField], Field(max_length=1024)] | None = None
+    # Whether tokens are guessed: "none" turns it off and "ngram…" on, by what was said; others are the model's matter.
+    speculative_type: str | None = Field(None, alias="speculative.type")
     # What comes with the answer.
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    sse_ping_interval: NaturalOrAll | None = None
     # Checked, and without a say in what the answer is.
     backend_sampling: bool | None = None
     n_cache_reuse: Natural | None = None
-    sse_ping_interval: NaturalOrAll | None = None
     # Which requests belong together.
     prompt_cache_key: str | None = None
 
@@ -161,11 +163,20 @@ def request(
         logprobs=logprobs or own_logprobs(fields),
         slot=slot_options(fields),
         lora=lora(fields),
+        speculate=speculate(fields),
         stop_indent=fields.n_indent or 0,
         # -1 is "no limit".
         max_predict_ms=float(limit) if (limit := fields.t_max_predict_ms) is not None and limit >= 0 else None,
         extras=Extras(progress=bool(fields.return_progress), timings=bool(fields.timings_per_token)),
     )
+
+
+def keepalive_s(fields: SamplingFields) -> float | None:
+    """ "`sse_ping_interval` s (30, -1 off)"; llama.cpp takes 0 for off as well."""
+    seconds = fields.sse_ping_interval
+    if seconds is None:
+        return None
+    return float(seconds) if seconds > 0 else math.inf
 
 
 def token_limit(fields: SamplingFields, default: int | None = None) -> int | None:
@@ -225,6 +236,12 @@ def slot_options(fields: SamplingFields) -> SlotOptions:
 def lora(fields: SamplingFields) -> tuple[LoraScale, ...] | None:
     """None where `lora` is absent; an empty list is no adapter at all."""
     return None if fields.lora is None else tuple(LoraScale(item.id, item.scale) for item in fields.lora)
+
+
+def speculate(fields: SamplingFields) -> bool | None:
+    if fields.speculative_type == "none":
+        return False
+    return True if fields.speculative_type and fields.speculative_type.startswith("ngram") else None
 
 
 # --- constraints ------------------------------------------------------------

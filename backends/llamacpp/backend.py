@@ -14,7 +14,7 @@ from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_context import Matrix
-from backends.llamacpp.embedding_inputs import embedding_inputs, rerank_inputs
+from backends.llamacpp.embedding_inputs import embedding_inputs, mixed_tokens, rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
 from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
@@ -35,7 +35,7 @@ from protocols.calls import (
     SlotState,
 )
 from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
-from protocols.events import Echo, Finished, Frame
+from protocols.events import Echo, Finished, Frame, SpeculationKind
 from protocols.request import ChatPrompt, LoraScale, Request, TokenBias
 
 T = TypeVar("T")
@@ -77,8 +77,9 @@ class LlamaCppBackend(Unsupported):
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
         sampling = await self._sampling(request, prompt)
+        speculation = self._speculation(request)
         echo = (
-            await self._aside(partial(_echo, loaded.model, prompt, sampling), len(prompt))
+            await self._aside(partial(_echo, loaded.model, prompt, sampling, speculation), len(prompt))
             if request.extras.echo
             else None
         )
@@ -98,7 +99,7 @@ class LlamaCppBackend(Unsupported):
                 adapters=adapters,
                 extras=request.extras,
                 echo=echo,
-                speculate=self._settings.speculation.kind != "off" if request.speculate is None else request.speculate,
+                speculate=speculation != "off",
                 parser=prepared.parser,
                 shown=prepared.shown,
             )
@@ -143,14 +144,14 @@ class LlamaCppBackend(Unsupported):
         scores = await _vectors(engine, inputs, -1)
         return [Relevance(float(row[0, 0]), len(tokens)) for row, tokens in zip(scores, inputs, strict=True)]
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
+    async def tokenize(self, *parts: str | int, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
         loaded, _ = self._alive()
 
         def pieces() -> list[Piece]:
-            tokens = loaded.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+            tokens = mixed_tokens(loaded.model, parts, "content", add_special=add_special, parse_special=parse_special)
             return [Piece(token, loaded.model.special_piece(token)) for token in tokens.tolist()]
 
-        return await self._aside(pieces, len(text))
+        return await self._aside(pieces, sum(len(part) if isinstance(part, str) else 1 for part in parts))
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         loaded, _ = self._alive()
@@ -247,6 +248,15 @@ class LlamaCppBackend(Unsupported):
         quick = is_quick(request) and not demands_grammar(request)
         return await self._aside(spec, 0 if quick else _INLINE_SIZE + 1)
 
+    def _speculation(self, request: Request) -> SpeculationKind:
+        """ "Requests can turn it off, or n-grams on." """
+        kind = self._settings.speculation.kind
+        if request.speculate is None:
+            return kind
+        if not request.speculate:
+            return "off"
+        return "ngram" if kind == "off" else kind
+
     async def _prepare(self, request: Request) -> Prepared:
         """The prompt of `request`, as `count_tokens` and `generate` both see it."""
         loaded, _ = self._alive()
@@ -267,11 +277,12 @@ def _text(model: Model, tokens: Tokens) -> str:
     return b"".join(map(model.special_piece, tokens.tolist())).decode("utf-8", "replace")
 
 
-def _echo(model: Model, prompt: Tokens, spec: SamplerSpec) -> Echo:
+def _echo(model: Model, prompt: Tokens, spec: SamplerSpec, speculation: SpeculationKind) -> Echo:
     # Suppressed tokens are the model's, not the request's.
     given = [(token, bias) for token, bias in spec.biases.items() if token not in model.suppressed_tokens]
     biases = tuple(TokenBias(token, bias) for token, bias in given)
-    return Echo(_text(model, prompt), msgspec.structs.replace(spec.params.to_sampling(), logit_bias=biases))
+    sampling = msgspec.structs.replace(spec.params.to_sampling(), logit_bias=biases)
+    return Echo(_text(model, prompt), sampling, "" if spec.grammar is None else spec.grammar.gbnf, speculation)
 
 
 async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> list[Matrix]:

@@ -49,18 +49,22 @@ def _tokens(model: Model, prompt: TextPrompt | TokenPrompt | MixedPrompt, param:
         case TokenPrompt(tokens=tokens):
             return checked_tokens(tokens, model, param)
         case MixedPrompt(parts=parts):
-            return _mixed(model, parts, param)
+            return mixed_tokens(model, parts, param, add_special=True, parse_special=True)
         case _:
             assert_never(prompt)
 
 
-def _mixed(model: Model, parts: Sequence[str | int], param: str) -> Tokens:
+def mixed_tokens(
+    model: Model, parts: Sequence[str | int], param: str, *, add_special: bool, parse_special: bool
+) -> Tokens:
+    """ "BOS … when … the first element … is a string" """
     tokens: list[int] = []
     for part in parts:
         if isinstance(part, int):
             tokens.append(part)
         else:
-            tokens += model.tokenize(part, add_special=not tokens, parse_special=True).tolist()
+            begins = add_special and not tokens
+            tokens += model.tokenize(part, add_special=begins, parse_special=parse_special).tolist()
     return checked_tokens(tokens, model, param)
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.base import BackendStats
+from backends.llamacpp.accounts import Totals, check_books
 from backends.llamacpp.bindings import DECODED, NO_KV_SPACE, Batch, Context, LlamaCppError, LoraAdapter, Model
 from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.kv_cache import KvCache
 from backends.llamacpp.prompt_cache import PromptCache
-from backends.llamacpp.rate import Rate
 from backends.llamacpp.sampler import Sampler
 from backends.llamacpp.scheduler import (
     Task,
@@ -89,9 +89,7 @@ class Runner:
         self._paused: dict[Task, None] = {}
         self._running: dict[Task, None] = {}
         self._tickets = 0
-        self._prompt_total = self._cached_total = self._generated_total = self._steps = 0
-        self._guessed_total = self._guessed_right_total = 0
-        self._prefill_rate = Rate()
+        self._totals = Totals()
 
     @property
     def running(self) -> bool:
@@ -226,8 +224,8 @@ class Runner:
             task.sequence.admit(slot, sampler, self._tasks[task.stream][0].cached_tokens)
             return
         task.cached_tokens = min(slot.length, len(generation.prompt))
-        self._prompt_total += len(generation.prompt)
-        self._cached_total += task.cached_tokens
+        self._totals.prompt += len(generation.prompt)
+        self._totals.cached += task.cached_tokens
         self._emit(task, task.sequence.admit(slot, sampler, task.cached_tokens))
 
     # --- a step ---
@@ -246,9 +244,9 @@ class Runner:
             work = self._drafting.extend(work, self._batch.capacity)
         started = time.monotonic()
         self._compute(work)
-        self._steps += 1
+        self._totals.steps += 1
         prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1 + part.guesses)
-        self._prefill_rate.add(prefilled, time.monotonic() - started)
+        self._totals.prefill_rate.add(prefilled, time.monotonic() - started)
 
     def _apply(self, adapters: AdapterSet) -> None:
         if adapters != self._applied:
@@ -295,11 +293,11 @@ class Runner:
             self._take_back(part, guesses)
             self._fail(task, error)
             return
-        self._generated_total += len(frame.tokens)
+        self._totals.generated += len(frame.tokens)
         if task.drafter is not None:
             task.drafter.feed(frame.tokens)
-            self._guessed_total += guesses
-            self._guessed_right_total += right
+            self._totals.guessed += guesses
+            self._totals.guessed_right += right
             self._take_back(part, guesses - right)
         self._emit(task, frame)
 
@@ -413,25 +411,8 @@ class Runner:
     # --- numbers ---
 
     def stats(self) -> BackendStats:
-        """Every choice of a request counts as one that runs or waits, its prompt counts once."""
-        slots, prompts = self.kv.slots, self.kv.prompts
-        return BackendStats(
-            slots=len(slots),
-            running=len(self._running),
-            waiting=len(self._waiting) + len(self._paused),
-            queued_prompt_tokens=sum(len(t.generation.prompt) for t in self._waiting if not t.generation.choice),
-            uncached_tokens_queued=sum(t.remaining for t in chain(self._waiting, self._paused, self._running)),
-            kv_tokens_used=slots.busy_tokens,
-            kv_tokens_capacity=min(len(slots) * self._context_length, self.kv.capacity),
-            prompt_cache_tokens=prompts.n_tokens if prompts is not None else 0,
-            prompt_cache_bytes=prompts.size if prompts is not None else 0,
-            prompt_tokens_total=self._prompt_total,
-            cached_tokens_total=self._cached_total,
-            generated_tokens_total=self._generated_total,
-            steps_total=self._steps,
-            prefill_tokens_per_s=self._prefill_rate.per_s,
-            draft_tokens_total=self._guessed_total,
-            draft_accepted_total=self._guessed_right_total,
+        return self._totals.stats(
+            self.kv, self._waiting, self._paused, self._running, context_length=self._context_length
         )
 
     def slot_states(self) -> list[SlotState]:
@@ -442,19 +423,4 @@ class Runner:
         self.kv.check_integrity()
         if self._drafting is not None:
             self._drafting.check_integrity()
-        owned = [task.choice.slot.id for task in self._running if task.choice is not None]
-        busy = [slot.id for slot in self.kv.slots if slot.busy]
-        if sorted(owned) != busy or len(owned) != len(self._running):
-            raise AssertionError(f"slots {busy} are busy, tasks hold {owned}")
-        for task in (*self._waiting, *self._paused):
-            if task.choice is not None or task.done:
-                raise AssertionError("a waiting task holds a slot, or has ended")
-        for task in self._running:
-            assert task.choice is not None
-            if task.active and task.choice.slot.adapters != task.adapters:
-                raise AssertionError(f"slot {task.choice.slot.id} was computed with other adapters")
-            if task.choice.slot.reserved != (task.leader is not None):
-                raise AssertionError(f"slot {task.choice.slot.id}: only a follower's slot is reserved")
-        known = {task for tasks in self._tasks.values() for task in tasks if not task.done}
-        if known != {*self._waiting, *self._paused, *self._running}:
-            raise AssertionError("a task was lost")
+        check_books(self.kv.slots, self._waiting, self._paused, self._running, self._tasks.values())

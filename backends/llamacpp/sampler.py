@@ -28,6 +28,7 @@ class GrammarSource:
     """A grammar to copy: reading one can take long, so it is read on another thread than the engine's."""
 
     def __init__(self, model: Model, spec: GrammarSpec) -> None:
+        self.gbnf = spec.gbnf
         self._grammar = Grammar(model, spec)
 
     @property

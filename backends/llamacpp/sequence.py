@@ -21,10 +21,12 @@ from protocols.events import (
     FinishReason,
     Frame,
     Progress,
+    ReasoningDelta,
     Started,
     TextDelta,
     Timings,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
 )
 from protocols.request import Extras, SlotOptions
@@ -243,7 +245,9 @@ class Sequence:
         return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
 
     def _timed(self, event: Event) -> Event:
-        return msgspec.structs.replace(event, timings=self._timings()) if isinstance(event, TextDelta) else event
+        if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+            return event
+        return msgspec.structs.replace(event, timings=self._timings())
 
     def _end(self) -> list[Event]:
         """The events of an answer that ends for `reason`."""

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.adapters import MAX_SCALE
 from backends.output.selection import ReasoningFormatName, ToolFormatName
+from protocols.events import SpeculationKind
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
@@ -30,7 +31,7 @@ class Speculation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["off", "ngram", "draft"] = Field(
+    kind: SpeculationKind = Field(
         "off",
         description="`ngram`: an answer is guessed to go on as its prompt or its beginning did, which pays for edits, "
         "summaries and code. `draft`: a smaller model guesses. Requests can turn it off, or n-grams on.",

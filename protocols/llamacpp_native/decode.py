@@ -11,8 +11,8 @@ from protocols.body import Wire, parse_object, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.llamacpp_native.prompts import prompts
-from protocols.request import Extras, InfillFile, InfillPrompt, Prompt, Request
-from protocols.sampling_fields import Natural, SamplingFields, choices, request
+from protocols.request import InfillFile, InfillPrompt, Prompt, Request
+from protocols.sampling_fields import Natural, SamplingFields, choices, keepalive_s, request
 
 MAX_ANSWERS = 2048
 """Choices of all prompts of a body."""
@@ -22,8 +22,6 @@ class NativeOptions(msgspec.Struct, frozen=True):
     """What only the encoder needs. `fields`: those of the last object to answer with; empty is all of them."""
 
     tokens: bool
-    progress: bool
-    timings: bool
     fields: tuple[str, ...]
 
 
@@ -69,18 +67,15 @@ def _call(wire: _Body, asked: tuple[Prompt, ...], request_id: str) -> Call[Nativ
         raise InvalidRequest(f"More than {MAX_ANSWERS} answers were asked for: send fewer prompts.", param="prompt")
     options = NativeOptions(
         tokens=bool(wire.return_tokens),
-        progress=bool(wire.return_progress),
-        timings=bool(wire.timings_per_token),
         fields=tuple(wire.response_fields or ()),
     )
     requests = tuple(
-        _request(wire, prompt, request_id if len(asked) == 1 else f"{request_id}-{i}", options)
-        for i, prompt in enumerate(asked)
+        _request(wire, prompt, request_id if len(asked) == 1 else f"{request_id}-{i}") for i, prompt in enumerate(asked)
     )
-    return Call(requests, stream=bool(wire.stream), options=options)
+    return Call(requests, stream=bool(wire.stream), options=options, keepalive_s=keepalive_s(wire))
 
 
-def _request(wire: _Body, prompt: Prompt, id: str, options: NativeOptions) -> Request:
+def _request(wire: _Body, prompt: Prompt, id: str) -> Request:
     # "`logprobs` alias of n_probs"
     if wire.n_probs is None and wire.logprobs is not None:
         wire = wire.model_copy(update={"n_probs": wire.logprobs})
@@ -89,5 +84,5 @@ def _request(wire: _Body, prompt: Prompt, id: str, options: NativeOptions) -> Re
         plain,
         # "after ≥1 token …, so `n_predict: 0` still yields one token"
         max_tokens=None if plain.max_tokens is None else max(plain.max_tokens, 1),
-        extras=Extras(echo=True, progress=options.progress, timings=options.timings),
+        extras=msgspec.structs.replace(plain.extras, echo=True),
     )

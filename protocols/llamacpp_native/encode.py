@@ -12,6 +12,7 @@ from protocols import sse
 from protocols.codec import Call
 from protocols.collect import Choice, Completion
 from protocols.events import (
+    Echo,
     Event,
     Failed,
     Finished,
@@ -89,15 +90,12 @@ class NativeEncoder:
         # "exactly once per stream", and a stream is one request: all its choices begin with it.
         for choice in self._choices[event.choice : event.choice + request.n]:
             choice.started = event
-        # "First report has processed == cache"
-        first = Progress(event.cached_tokens, event.cached_tokens, event.prompt_tokens, 0.0, event.choice)
-        return self._progress(first)
+        return self._progress(event)
 
-    def _progress(self, event: Progress) -> bytes:
-        if not self._options.progress:
+    def _progress(self, event: Started | Progress) -> bytes:
+        if not self._choices[event.choice].request.extras.progress or (progress := OutProgress.of(event)) is None:
             return b""
-        partial = self._head(event.choice, "", ()) | {"prompt_progress": OutProgress.of(event)}
-        return sse.message(_encode(partial))
+        return sse.message(_encode(self._head(event.choice, "", ()) | {"prompt_progress": progress}))
 
     def _partial(self, frame: Frame, texts: Sequence[TextDelta | ReasoningDelta]) -> bytes:
         choice = self._choices[frame.choice]
@@ -107,10 +105,9 @@ class NativeEncoder:
         text = "".join(delta.text for delta in texts)
         choice.has_new_line = choice.has_new_line or "\n" in text
         partial = self._head(frame.choice, text, frame.tokens)
-        deltas = [delta for delta in texts if isinstance(delta, TextDelta)]
-        if deltas and (timings := deltas[-1].timings) is not None:
+        if texts and (timings := texts[-1].timings) is not None:
             partial["timings"] = OutTimings.of(timings)
-        if logprobs := [item for delta in deltas for item in delta.logprobs]:
+        if logprobs := [item for delta in texts if isinstance(delta, TextDelta) for item in delta.logprobs]:
             partial["completion_probabilities"] = _probabilities(logprobs, choice.request)
         return sse.message(_encode(partial))
 
@@ -129,9 +126,7 @@ class NativeEncoder:
     def _final(self, end: Finished) -> bytes:
         choice = self._choices[end.choice]
         # "stream mode sends it as last event and empties `content` and `tokens`"
-        final = _final(
-            choice.request, self._options, choice.started, end, has_new_line=choice.has_new_line, stream=True
-        )
+        final = _final(choice.request, choice.started, end, has_new_line=choice.has_new_line, stream=True)
         return sse.message(_encode(_selected(final, self._options.fields)))
 
 
@@ -149,7 +144,7 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
     assert choice.finished is not None, "a collected choice has finished"
     text = choice.reasoning + choice.text
     end = msgspec.structs.replace(choice.finished, choice=choice.index)
-    final = _final(request, options, choice.started, end, has_new_line="\n" in text, stream=False)
+    final = _final(request, choice.started, end, has_new_line="\n" in text, stream=False)
     final["content"] = text
     if options.tokens:
         final["tokens"] = choice.tokens
@@ -160,15 +155,14 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
 
 def _final(
     request: Request,
-    options: NativeOptions,
     started: Started | None,
     end: Finished,
     *,
     has_new_line: bool,
     stream: bool,
 ) -> dict[str, Any]:
-    echo = None if started is None else started.echo
-    sampling = request.sampling if echo is None else echo.sampling
+    echo = Echo("", request.sampling) if started is None or started.echo is None else started.echo
+    echo = msgspec.structs.replace(echo, sampling=_seeded(echo.sampling))
     return {
         "index": end.choice,
         "content": "",
@@ -178,8 +172,8 @@ def _final(
         "model": request.model,
         "tokens_predicted": end.usage.completion_tokens,
         "tokens_evaluated": end.usage.prompt_tokens,
-        "generation_settings": generation_settings(request, _seeded(sampling), stream=stream, timings=options.timings),
-        "prompt": "" if echo is None else echo.prompt,
+        "generation_settings": generation_settings(request, echo, stream=stream),
+        "prompt": echo.prompt,
         "has_new_line": has_new_line,
         "truncated": end.truncated,
         "stop_type": _stop_type(end),

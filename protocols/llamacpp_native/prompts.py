@@ -34,7 +34,7 @@ def _prompt(value: Any, path: str, content: bool) -> PlainPrompt:
         case str():
             return TextPrompt(value)
         case list():
-            return _sequence(value, path)
+            return sequence(value, path)
         case {"prompt_string": text}:
             if not isinstance(text, str):
                 raise _wrong(f"{path}.prompt_string", "a string", text)
@@ -47,7 +47,8 @@ def _prompt(value: Any, path: str, content: bool) -> PlainPrompt:
             raise _wrong(path, _EXPECTED, value)
 
 
-def _sequence(values: list[Any], path: str) -> TokenPrompt | MixedPrompt:
+def sequence(values: list[Any], path: str) -> TokenPrompt | MixedPrompt:
+    """One prompt, of token ids and strings."""
     if not values:
         raise _wrong(path, "at least 1 item(s)", values)
     for i, item in enumerate(values):

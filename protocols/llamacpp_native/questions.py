@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, Tag
 
-from protocols.body import Wire, parse_json, parse_object, validated
+from protocols.body import LIST, STRING, STRING_OR_LIST, Wire, parse_json, parse_object, validated
 from protocols.calls import (
     Adapter,
     ApplyTemplate,
@@ -33,14 +33,17 @@ from protocols.card import ModelCard
 from protocols.codec import Ask, Reader
 from protocols.errors import InvalidRequest
 from protocols.llamacpp_native.chat import decode_chat
-from protocols.llamacpp_native.prompts import prompts
+from protocols.llamacpp_native.prompts import prompts, sequence
 from protocols.llamacpp_native.settings import short_settings
 from protocols.openai_shared import FINGERPRINT
-from protocols.request import ChatPrompt, LoraScale
+from protocols.request import ChatPrompt, LoraScale, TokenPrompt
 from protocols.sampling_fields import I32, LoraField, Natural
 
 _encode = msgspec.json.Encoder().encode
 Token = Annotated[int, Field(ge=0, le=I32)]
+
+
+Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST)], STRING_OR_LIST]
 
 
 class _Body(Wire):
@@ -51,7 +54,7 @@ class _Body(Wire):
 
 
 class _TokenizeBody(_Body):
-    content: str = ""
+    content: Content = ""
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -65,7 +68,13 @@ def tokenize(body: bytes, request_id: str) -> Ask[list[Piece]]:
             return _encode({"tokens": [{"id": piece.token, "piece": _piece(piece.data)} for piece in pieces]})
         return _encode({"tokens": [piece.token for piece in pieces]})
 
-    return Ask(Tokenize(request_id, wire.model, wire.content, wire.add_special, wire.parse_special), render)
+    parts = (wire.content,) if isinstance(wire.content, str) else _parts(wire.content)
+    return Ask(Tokenize(request_id, wire.model, parts, wire.add_special, wire.parse_special), render)
+
+
+def _parts(content: list[Any]) -> tuple[str | int, ...]:
+    prompt = sequence(content, "content")
+    return prompt.tokens if isinstance(prompt, TokenPrompt) else prompt.parts
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -231,7 +240,7 @@ def slots(body: bytes, request_id: str) -> Ask[list[SlotState]]:
 
 
 def _slot(state: SlotState) -> dict[str, Any]:
-    """What an idle slot computed last is not known: it has no `params`."""
+    """What an idle slot computed last is not known: it has no `params`. Slots of several replicas have the same ids."""
     busy = bool(state.request)
     left = -1 if state.max_tokens is None else state.max_tokens - state.generated_tokens
     shown: dict[str, Any] = {
@@ -243,6 +252,8 @@ def _slot(state: SlotState) -> dict[str, Any]:
         "n_prompt_tokens_processed": state.processed_tokens,
         "next_token": [{"has_next_token": busy, "n_remain": left, "n_decoded": state.generated_tokens}],
     }
+    if state.replica:
+        shown["replica"] = state.replica
     if state.sampling is not None:
         shown |= {"id_task": state.request, "params": short_settings(state.sampling, state.max_tokens)}
     return shown

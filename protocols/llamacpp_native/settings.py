@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any, assert_never
 
+from protocols.events import Echo
 from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, Request, Sampling, TokenBias
 
 _RANDOM_SEED = 0xFFFFFFFF
 _KINDS = {"token": 0, "word": 1, "pattern": 2, "pattern_full": 3}
 
 
-def generation_settings(request: Request, sampling: Sampling, *, stream: bool, timings: bool) -> dict[str, Any]:
-    """Of one request. `sampling` is the engine's view of it."""
+_SPECULATION = {"off": "none", "ngram": "ngram-simple", "draft": "draft-simple"}
+
+
+def generation_settings(request: Request, echo: Echo, *, stream: bool) -> dict[str, Any]:
+    """Of one request. `echo` is the engine's view of it."""
+    sampling = echo.sampling
     # Minus infinity is `null` in JSON.
     biases = [
         {"bias": bias.bias if math.isfinite(bias.bias) else None, "token": bias.token}
@@ -23,7 +28,7 @@ def generation_settings(request: Request, sampling: Sampling, *, stream: bool, t
         "dry_penalty_last_n": {"dry_sequence_breakers": list(sampling.dry_sequence_breakers or ())},
         "adaptive_decay": {"stop": list(request.stop)},
         "stream": {"logit_bias": biases},
-        "min_keep": _grammar(request.constraint),
+        "min_keep": _grammar(request.constraint, echo.grammar),
     }
     settings: dict[str, Any] = {}
     for name, value in short_settings(sampling, request.max_tokens).items():
@@ -33,8 +38,9 @@ def generation_settings(request: Request, sampling: Sampling, *, stream: bool, t
         "n_discard": request.slot.discard,
         "ignore_eos": request.ignore_eos,
         "stream": stream,
+        "speculative.types": _SPECULATION[echo.speculation],
         "n_probs": 0 if request.logprobs is None else request.logprobs.top,
-        "timings_per_token": timings,
+        "timings_per_token": request.extras.timings,
         "post_sampling_probs": request.logprobs is not None and request.logprobs.after_sampling,
         "lora": [{"id": item.id, "scale": item.scale} for item in request.lora or ()],
     }
@@ -89,11 +95,11 @@ def short_settings(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]
     }
 
 
-def _grammar(constraint: Constraint | None) -> dict[str, Any]:
-    """A schema's grammar is the engine's own: there is none to show."""
+def _grammar(constraint: Constraint | None, made: str) -> dict[str, Any]:
+    """`made` is what the engine made of a schema."""
     match constraint:
         case None | JsonSchemaConstraint():
-            return {"grammar": "", "grammar_lazy": False, "grammar_triggers": [], "preserved_tokens": []}
+            return {"grammar": made, "grammar_lazy": False, "grammar_triggers": [], "preserved_tokens": []}
         case GbnfConstraint(text=text, lazy=lazy, triggers=triggers, preserved_tokens=preserved):
             shown = [
                 {"type": _KINDS[t.kind], "value": t.value} | ({} if t.token is None else {"token": t.token})

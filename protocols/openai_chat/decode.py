@@ -12,14 +12,11 @@ from protocols.errors import InvalidRequest
 from protocols.openai_chat.messages import conversation
 from protocols.openai_chat.wire import AllowedTools, Body
 from protocols.request import ChatPrompt, LogprobOptions, Reasoning, Tool, ToolChoice
-from protocols.sampling_fields import constraint, request
+from protocols.sampling_fields import constraint, keepalive_s, request
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """`progress`: how far the prompt is, as chunks of the stream."""
-
     include_usage: bool
-    progress: bool = False
 
 
 _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -61,7 +58,8 @@ def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatO
             ),
         ),
         stream=bool(wire.stream),
-        options=ChatOptions(wire.include_usage, progress=bool(wire.return_progress)),
+        options=ChatOptions(wire.include_usage),
+        keepalive_s=keepalive_s(wire),
     )
 
 

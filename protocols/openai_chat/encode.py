@@ -21,6 +21,7 @@ from protocols.events import (
     ReasoningDelta,
     Started,
     TextDelta,
+    Timings,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
@@ -34,7 +35,7 @@ from protocols.openai_chat.wire import (
     OutMessage,
     OutToolCall,
 )
-from protocols.openai_chunks import Chunks
+from protocols.openai_chunks import Chunks, timings_part
 from protocols.openai_errors import error_body
 from protocols.openai_shared import NO_ARGUMENTS, answer_body
 from protocols.request import ChatPrompt, Request
@@ -53,7 +54,7 @@ class ChatEncoder:
         self._stamp = stamp
         self._reasons = finish_reasons(call.request)
         self._logprobs = call.request.logprobs is not None
-        self._progress = call.options.progress
+        self._progress = call.request.extras.progress
         self._chunks = Chunks(
             _id(stamp), "chat.completion.chunk", stamp, call.request.model, call.options.include_usage
         )
@@ -62,7 +63,6 @@ class ChatEncoder:
         self._reasoning = [delta + b'{"reasoning_content":' for delta in self._delta]
         self._open = b',"finish_reason":null}]' + self._chunks.usage
         self._close_delta = b',"logprobs":null' + self._open + b"}\n\n"
-        self._close_text = b"}" + self._close_delta
         self._started = False
         self._argued = [False] * n  # whether the open call of a choice has had arguments
         self._finished: list[Finished] = []
@@ -73,11 +73,11 @@ class ChatEncoder:
                 if self._logprobs:
                     return self._text_with_logprobs(event)
                 # "deltas are never empty strings"
-                return self._text[event.choice] + _encode(event.text) + self._close_text if event.text else b""
+                return self._content(self._text[event.choice], event) if event.text else b""
             case ReasoningDelta():
-                return self._reasoning[event.choice] + _encode(event.text) + self._close_text if event.text else b""
+                return self._content(self._reasoning[event.choice], event) if event.text else b""
             case ToolCallDelta():
-                return self._arguments(event, event.arguments) if event.arguments else b""
+                return self._arguments(event, event.arguments, event.timings) if event.arguments else b""
             case ToolCallStarted():
                 self._argued[event.choice] = False
                 function = OutFunction(name=event.name, arguments="")
@@ -86,10 +86,9 @@ class ChatEncoder:
             case ToolCallEnded():
                 return b"" if self._argued[event.choice] else self._arguments(event, NO_ARGUMENTS)
             case Started():
-                return self._start()
+                return self._start(event)
             case Progress():
-                # "comments by default, progress chunks on `return_progress`"
-                return self._prefill(event) if self._progress else b""
+                return self._prefill(event)
             case Finished():
                 return self._finish(event)
             case Failed():
@@ -100,26 +99,31 @@ class ChatEncoder:
     def keepalive(self) -> bytes:
         return sse.KEEPALIVE
 
-    def _start(self) -> bytes:
+    def _start(self, event: Started) -> bytes:
         # "Tie them to a per-stream flag": a first token that is half a character must not lose the role.
         if self._started:
             raise IllegalEvent("a second Started")
         self._started = True
-        return b"".join(delta + self.ROLE + self._close_delta for delta in self._delta)
+        return b"".join(delta + self.ROLE + self._close_delta for delta in self._delta) + self._prefill(event)
 
     def _error(self, error: ErrorInfo) -> bytes:
         return error_body(error, prompt_param="messages")
 
-    def _prefill(self, event: Progress) -> bytes:
-        progress = _encode(OutProgress.of(event))
-        return (
-            self._delta[event.choice]
-            + b'{},"logprobs":null'
-            + self._open
-            + b',"prompt_progress":'
-            + progress
-            + b"}\n\n"
-        )
+    def _content(self, head: bytes, event: TextDelta | ReasoningDelta) -> bytes:
+        return head + _encode(event.text) + b"}" + self._close(event.timings)
+
+    def _close(self, timings: Timings | None) -> bytes:
+        """What comes behind a delta."""
+        if timings is None:
+            return self._close_delta
+        return b',"logprobs":null' + self._open + timings_part(timings) + b"}\n\n"
+
+    def _prefill(self, event: Started | Progress) -> bytes:
+        """ "comments by default, progress chunks on `return_progress`" """
+        if not self._progress or (progress := OutProgress.of(event)) is None:
+            return b""
+        head = self._delta[event.choice] + b'{},"logprobs":null' + self._open
+        return head + b',"prompt_progress":' + _encode(progress) + b"}\n\n"
 
     def _text_with_logprobs(self, event: TextDelta) -> bytes:
         """A token may have no text of its own: then its probability comes with a delta that has none either."""
@@ -127,15 +131,16 @@ class ChatEncoder:
             return b""
         delta = b'{"content":' + _encode(event.text) + b"}" if event.text else b"{}"
         logprobs = _encode(OutLogprobs(tuple(OutTokenLogprob.of(item) for item in event.logprobs)))
-        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + self._open + b"}\n\n"
+        close = self._open + timings_part(event.timings) + b"}\n\n"
+        return self._delta[event.choice] + delta + b',"logprobs":' + logprobs + close
 
-    def _tool_call(self, choice: int, call: OutToolCall) -> bytes:
-        return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close_delta
+    def _tool_call(self, choice: int, call: OutToolCall, timings: Timings | None = None) -> bytes:
+        return self._delta[choice] + b'{"tool_calls":[' + _encode(call) + b"]}" + self._close(timings)
 
-    def _arguments(self, event: ToolCallDelta | ToolCallEnded, arguments: str) -> bytes:
+    def _arguments(self, event: ToolCallDelta | ToolCallEnded, arguments: str, timings: Timings | None = None) -> bytes:
         self._argued[event.choice] = True
         call = OutToolCall(index=event.index, function=OutFunction(arguments=arguments))
-        return self._tool_call(event.choice, call)
+        return self._tool_call(event.choice, call, timings)
 
     def _finish(self, event: Finished) -> bytes:
         self._finished.append(event)

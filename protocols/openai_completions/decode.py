@@ -11,7 +11,7 @@ from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.openai_completions.wire import DEFAULT_MAX_TOKENS, Body
 from protocols.request import InfillPrompt, LogprobOptions, TextPrompt, TokenPrompt
-from protocols.sampling_fields import I32, choices, request
+from protocols.sampling_fields import I32, choices, keepalive_s, request
 
 MAX_PROMPTS = 1024
 MAX_ANSWERS = 1024
@@ -22,7 +22,6 @@ class CompletionOptions(msgspec.Struct, frozen=True):
     """`echo`: the text that comes before every choice of a prompt, for each prompt; empty where none was asked for."""
 
     include_usage: bool
-    progress: bool = False
     echo: tuple[str, ...] = ()
 
 
@@ -51,10 +50,9 @@ def decode(body: bytes, request_id: str) -> Call[CompletionOptions]:
     )
     options = CompletionOptions(
         include_usage=wire.include_usage,
-        progress=bool(wire.return_progress),
         echo=_echo(wire, prompts) if wire.echo else (),
     )
-    return Call(requests, stream=bool(wire.stream), options=options)
+    return Call(requests, stream=bool(wire.stream), options=options, keepalive_s=keepalive_s(wire))
 
 
 def _logprobs(wire: Body) -> LogprobOptions | None:

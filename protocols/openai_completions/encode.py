@@ -25,7 +25,7 @@ from protocols.events import (
     Usage,
 )
 from protocols.llamacpp_extras import OutProgress
-from protocols.openai_chunks import Chunks
+from protocols.openai_chunks import Chunks, timings_part
 from protocols.openai_completions.decode import CompletionOptions
 from protocols.openai_completions.logprobs import LegacyLogprobs
 from protocols.openai_completions.wire import FinishWord, OutChoice
@@ -46,7 +46,7 @@ class CompletionEncoder:
 
     def __init__(self, call: Call[CompletionOptions], stamp: Stamp) -> None:
         self._requests = call.requests
-        self._progress = call.options.progress
+        self._progress = call.requests[0].extras.progress
         self._echo = _echoes(call)
         self._chunks = Chunks(_id(stamp), "text_completion", stamp, call.requests[0].model, call.options.include_usage)
         n = sum(request.n for request in call.requests)
@@ -63,13 +63,13 @@ class CompletionEncoder:
             case TextDelta():
                 if self._logprobs is not None:
                     return self._with_logprobs(event, self._logprobs[event.choice])
-                return self._text[event.choice] + _encode(event.text) + self._close if event.text else b""
+                return self._plain(event) if event.text else b""
             case ReasoningDelta() | ToolCallStarted() | ToolCallDelta() | ToolCallEnded():
                 return b""  # text is all that this dialect knows, here as in a body
             case Started():
-                return self._start()
+                return self._start() + self._prefill(event)
             case Progress():
-                return self._prefill(event) if self._progress else b""
+                return self._prefill(event)
             case Finished():
                 return self._finish(event)
             case Failed():
@@ -88,17 +88,24 @@ class CompletionEncoder:
             self._text[choice] + _encode(text) + self._close for choice, text in enumerate(self._echo) if text
         )
 
+    def _plain(self, event: TextDelta) -> bytes:
+        text = self._text[event.choice] + _encode(event.text)
+        if event.timings is None:
+            return text + self._close
+        return text + b',"logprobs":null' + self._open + timings_part(event.timings) + b"}\n\n"
+
     def _with_logprobs(self, event: TextDelta, logprobs: LegacyLogprobs) -> bytes:
         if not event.logprobs:
-            return self._text[event.choice] + _encode(event.text) + self._close if event.text else b""
+            return self._plain(event) if event.text else b""
         part = b',"logprobs":' + _encode(logprobs.take(event.logprobs))
-        return self._text[event.choice] + _encode(event.text) + part + self._open + b"}\n\n"
+        close = self._open + timings_part(event.timings) + b"}\n\n"
+        return self._text[event.choice] + _encode(event.text) + part + close
 
-    def _prefill(self, event: Progress) -> bytes:
-        progress = _encode(OutProgress.of(event))
-        return (
-            self._text[event.choice] + b'"","logprobs":null' + self._open + b',"prompt_progress":' + progress + b"}\n\n"
-        )
+    def _prefill(self, event: Started | Progress) -> bytes:
+        if not self._progress or (progress := OutProgress.of(event)) is None:
+            return b""
+        head = self._text[event.choice] + b'"","logprobs":null' + self._open
+        return head + b',"prompt_progress":' + _encode(progress) + b"}\n\n"
 
     def _finish(self, event: Finished) -> bytes:
         if event.choice in self._finished:

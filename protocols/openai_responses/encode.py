@@ -78,7 +78,7 @@ class ResponsesEncoder:
             raise IllegalEvent(f"{type(event).__name__} before or after the stream, or a second Started")
         match event:
             case Started():
-                return self._start() + self._prefill(_beginning(event))
+                return self._start() + self._prefill(event)
             case Finished():
                 self._done = True
                 closed = self._steps(event)
@@ -86,7 +86,7 @@ class ResponsesEncoder:
                 extra = {} if event.timings is None else {"timings": OutTimings.of(event.timings)}
                 return closed + self._lifecycle(_TERMINAL[head.status], head, **extra)
             case Progress():
-                return self._prefill(event) if event.processed > event.cached else b""
+                return self._prefill(event)
             case Failed():
                 self._done = True
                 # Readers take `response.created` for granted, also where nothing came before the failure.
@@ -104,11 +104,11 @@ class ResponsesEncoder:
         head = self._output.head(None)
         return self._lifecycle("response.created", head) + self._lifecycle("response.in_progress", head)
 
-    def _prefill(self, event: Progress) -> bytes:
+    def _prefill(self, event: Started | Progress) -> bytes:
         """ "comments by default, progress chunks on `return_progress`" """
-        if not self._progress:
+        if not self._progress or (progress := OutProgress.of(event)) is None:
             return b""
-        return self._lifecycle("response.in_progress", self._output.head(None), prompt_progress=OutProgress.of(event))
+        return self._lifecycle("response.in_progress", self._output.head(None), prompt_progress=progress)
 
     def _lifecycle(self, type_: str, head: Head, **extra: OutProgress | OutTimings) -> bytes:
         return self._event(type_, response=msgspec.Raw(_body(head, self._echo)), **extra)
@@ -197,11 +197,6 @@ class ResponsesEncoder:
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
         self._index += 1
         return events
-
-
-def _beginning(event: Started) -> Progress:
-    """ "First report has processed == cache" """
-    return Progress(event.cached_tokens, event.cached_tokens, event.prompt_tokens, 0.0)
 
 
 def _body(head: Head, echo: bytes) -> bytes:

@@ -26,14 +26,16 @@ SLOW: dict[str, Any] = {"slots": 8, "inter_token_s": 0.05}
 
 def applications() -> list[dict[str, Any]]:
     gateway = app("gateway", "gateway", {"catalog_poll_s": 0.5})
-    return [gateway, fake_app("fast", **FAST), fake_app("slow", **SLOW), fake_app("small", context_length=64)]
+    twins = fake_app("twins", slots=2, adapters=("a.gguf",))
+    twins["deployments"][0]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
+    return [gateway, fake_app("fast", **FAST), fake_app("slow", **SLOW), fake_app("small", context_length=64), twins]
 
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[Deployed]:
     with deployed(applications()) as running:
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        wait_for(lambda: len(list(client.models.list())) == 3, "the gateway lists the models")
+        wait_for(lambda: len(list(client.models.list())) == 4, "the gateway lists the models")
         yield running
 
 
@@ -139,6 +141,47 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_slot(system: Deployed) ->
             timeout=0.7,
         )
     wait_for(lambda: stats("slow").running == 0, "the slot is free", deadline_s=2)
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello", "/health", "/v1/models"])
+def test_B85_probes_are_answered(system: Deployed, path: str) -> None:
+    answer = httpx.head(f"{system.url}{path}")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_client_that_leaves_a_question_takes_it_back(system: Deployed) -> None:
+    """Erasing waits for a busy slot."""
+    asked = {"model": "slow", "prompt": "one two three", "n_predict": 60}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: httpx.post(f"{system.url}/completion", json=asked, timeout=30).json())
+        busy = wait_for(
+            lambda: [s["id"] for s in httpx.get(f"{system.url}/slots?model=slow").json() if s["is_processing"]],
+            "the slot is busy",
+        )
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{system.url}/slots/{busy[0]}?action=erase", json={"model": "slow"}, timeout=0.7)
+        assert running.result()["id_slot"] == busy[0]
+    slot = httpx.get(f"{system.url}/slots?model=slow").json()[busy[0]]
+    assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 63), "nothing was erased"
+    erased = httpx.post(f"{system.url}/slots/{busy[0]}?action=erase", json={"model": "slow"}).json()
+    assert erased == {"id_slot": busy[0], "n_erased": 63}
+
+
+def test_all_replicas_show_their_slots_and_are_scaled(system: Deployed) -> None:
+    def slots() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"{system.url}/slots?model=twins").json()
+        return found
+
+    told = wait_for(lambda: len(slots()) == 4 and slots(), "both replicas are known")
+    replicas = sorted({slot["replica"] for slot in told})
+    assert [(slot["replica"], slot["id"]) for slot in told] == [(replica, id) for replica in replicas for id in (0, 1)]
+    assert len(replicas) == 2
+
+    adapters = f"{system.url}/lora-adapters?model=twins"
+    assert httpx.post(adapters, json=[{"id": 0, "scale": 0.25}]).json() == {"success": True}
+    assert {httpx.get(adapters).json()[0]["scale"] for _ in range(8)} == {0.25}
+    refused = httpx.post(adapters, json=[{"id": 5, "scale": 1}])
+    assert refused.status_code == 400
 
 
 def test_questions_are_answered_by_a_replica(system: Deployed, client: openai.OpenAI) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -97,6 +98,17 @@ def test_a_client_that_leaves_frees_its_slot_within_a_second(client: openai.Open
     assert stats().running == 1
     chunks.close()
     wait_for(lambda: stats().running == 0, "the slot is free", deadline_s=1.0)
+
+
+def test_a_client_that_leaves_its_embeddings_ends_them(system: Deployed, client: openai.OpenAI) -> None:
+    before = stats().prompt_tokens_total
+    inputs = [f"{n} " + "Bridges carry roads over rivers. " * 40 for n in range(200)]
+    body = {"model": MODEL, "input": inputs}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{system.url}/v1/embeddings", json=body, timeout=1.5)
+    wait_for(lambda: stats().running == stats().waiting == 0, "nothing is computed any more", deadline_s=5)
+    assert stats().prompt_tokens_total - before < 200 * 200, "most inputs were never computed"
+    assert stream(client, "Hi", max_tokens=2)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(client: openai.OpenAI) -> None:

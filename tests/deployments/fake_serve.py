@@ -118,8 +118,18 @@ class FakeUnaryResponse:
         self._answer.cancel()
 
 
+class FakeBroadcastResponse:
+    """What all replicas answered, or the first error."""
+
+    def __init__(self, answers: list[Awaitable[bytes]]) -> None:
+        self._answers = answers
+
+    async def results_async(self) -> list[bytes]:
+        return await asyncio.gather(*self._answers)
+
+
 class FakeUnaryHandle:
-    """As `FakeHandle`, for `Replica.call`."""
+    """As `FakeHandle`, for `Replica.call`. To a call of all replicas, each of `answers` is one of them."""
 
     def __init__(self, *answers: Reply) -> None:
         self._answers = list(answers)
@@ -137,6 +147,11 @@ class FakeUnaryHandle:
         self.calls.append({"call": call, **kwargs})
         self.responses.append(FakeUnaryResponse(answer(call, **kwargs)))
         return self.responses[-1]
+
+    def broadcast(self, method_name: str, call: bytes, **kwargs: Any) -> FakeBroadcastResponse:
+        assert method_name == "call"
+        self.calls.append({"call": call, **kwargs})
+        return FakeBroadcastResponse([answer(call, **kwargs) for answer in self._answers])
 
 
 class FakeHandle:

@@ -35,6 +35,7 @@ from protocols.calls import (
     RestoreSlot,
     SaveSlot,
     SetAdapters,
+    SlotState,
     Tokenize,
 )
 from protocols.card import BackendStats, ModelCard
@@ -123,7 +124,7 @@ async def test_every_answer_arrives_as_the_backend_gave_it(pool: ModelPool, back
 
 async def test_the_backends_errors_arrive_as_they_are(pool: ModelPool) -> None:
     with pytest.raises(NotSupported, match="does not give its tokens away"):
-        await pool.call(Tokenize("r1", "m", "text"))
+        await pool.call(Tokenize("r1", "m", ("text",)))
     with pytest.raises(InvalidRequest) as caught:
         await pool.call(EmbeddingRequest("r1", "m", ()))
     assert caught.value.param == "input"
@@ -166,7 +167,7 @@ async def test_a_backend_that_breaks_is_an_internal_error_whose_detail_stays_in_
     replica._backend.embed = broken  # type: ignore[assignment, method-assign]
     reply = await replica.call(encode(EMBED), HINT)
     with pytest.raises(InternalError):
-        decode_answer(EMBED, reply)
+        decode_answer(EMBED, [reply])
     assert b"secret" not in reply
     assert "secret detail" in caplog.text
 
@@ -174,6 +175,53 @@ async def test_a_backend_that_breaks_is_an_internal_error_whose_detail_stays_in_
 @pytest.mark.parametrize("question", msgspec.inspect.type_info(ModelCall).types, ids=lambda info: info.cls.__name__)  # type: ignore[attr-defined]
 def test_every_question_names_the_type_of_its_answer(question: msgspec.inspect.StructType) -> None:
     assert question.cls.answer_type() is not None  # type: ignore[attr-defined]
+
+
+# --- every replica ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[Replica]]:
+    """Two of one model."""
+    both = [Replica(ModelSettings(backend=FakeSettings(**BACKEND)), "127.0.0.1", name) for name in ("beta", "alpha")]
+    for replica in both:
+        await replica.start()
+    yield both
+    for replica in both:
+        await replica.aclose()
+
+
+async def test_the_slots_are_those_of_all_replicas(make: Make, replicas: list[Replica]) -> None:
+    handle = FakeUnaryHandle(*(replica.call for replica in replicas))
+    slots: list[SlotState] = await make(handle).call(GetSlots("r1", "m"))
+    assert [(slot.replica, slot.id) for slot in slots] == [("alpha", 0), ("alpha", 1), ("beta", 0), ("beta", 1)]
+
+
+async def test_adapters_are_scaled_in_all_replicas(make: Make, replicas: list[Replica]) -> None:
+    handle = FakeUnaryHandle(*(replica.call for replica in replicas))
+    await make(handle).call(SetAdapters("r1", "m", (LoraScale(1, 0.5),)))
+    for replica in replicas:
+        assert [adapter.scale for adapter in replica._backend.adapters()] == [0.0, 0.5]
+    with pytest.raises(InvalidRequest):
+        await make(handle).call(SetAdapters("r1", "m", (LoraScale(7, 0.5),)))
+
+
+async def test_where_one_of_all_replicas_is_lost_all_are_asked_again(make: Make, replica: Replica) -> None:
+    lost = iter([ActorDiedError()])
+
+    async def lost_once(call: bytes, hint: Any) -> bytes:
+        for error in lost:
+            raise error
+        return await replica.call(call, hint)
+
+    handle = FakeUnaryHandle(lost_once, replica.call)
+    slots: list[SlotState] = await make(handle).call(GetSlots("r1", "m"))
+    assert (len(slots), len(handle.calls)) == (4, 2)
+
+
+async def test_all_replicas_have_only_so_much_time(make: Make, replica: Replica) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await make(FakeUnaryHandle(replica.call, never), first_frame_timeout_s=0.01).call(GetSlots("r1", "m"))
 
 
 # --- a full queue -----------------------------------------------------------------------------------------------------
@@ -284,7 +332,7 @@ async def test_a_call_that_serve_cancels_is_a_lost_replica(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("call", "by_reference"),
-    [(STATS, False), (EMBED, True), (Tokenize("r1", "m", "x" * (GRPC_REQUEST_LIMIT_BYTES // 2)), True)],
+    [(STATS, False), (EMBED, True), (Tokenize("r1", "m", ("x" * (GRPC_REQUEST_LIMIT_BYTES // 2),)), True)],
     ids=lambda value: type(value).__name__,
 )
 async def test_large_answers_go_through_the_object_store(

@@ -140,7 +140,7 @@ async def test_while_the_controller_is_away_the_last_list_stays(
     assert "keeping the last one" in caplog.text
 
 
-async def test_a_model_that_failed_to_deploy_is_unavailable_and_not_listed() -> None:
+async def test_B91_a_model_that_failed_to_deploy_is_unavailable_and_not_listed() -> None:
     source = Source("good")
     source.now = {**running("good"), "bad": Application(ModelEntry("bad", 7), failure="Traceback: /secret/path")}
     catalog = Catalog(1000, source=source)
@@ -249,17 +249,19 @@ async def test_a_catalog_that_never_watched_can_be_closed() -> None:
 # --- Serve's status ---------------------------------------------------------------------------------------------------
 
 
-def application(status: ApplicationStatus, deployment: str = "Model", message: str = "") -> SimpleNamespace:
-    return SimpleNamespace(
-        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: None, "Entry": None}
-    )
+def application(
+    status: ApplicationStatus, deployment: str = "Model", message: str = "", replicas: dict[str, int] | None = None
+) -> SimpleNamespace:
+    deployments = {name: SimpleNamespace(replica_states=replicas or {}) for name in (deployment, "Entry")}
+    return SimpleNamespace(status=status, message=message, last_deployed_time_s=12.9, deployments=deployments)
 
 
 def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
     applications = {
         "gateway": application(ApplicationStatus.RUNNING, deployment="Gateway"),
         "up": application(ApplicationStatus.RUNNING),
-        "loading": application(ApplicationStatus.DEPLOYING),
+        "loading": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1}),
+        "updating": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1, "RUNNING": 1}),
         "sick": application(ApplicationStatus.UNHEALTHY),
         "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
         "leaving": application(ApplicationStatus.DELETING),
@@ -270,7 +272,9 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
         "loading": None,
+        "updating": None,
         "sick": None,
         "broken": "no such file",
     }
+    assert [name for name, app in status.items() if app.entry.ready] == ["up", "updating"]
     assert status["up"].entry == ModelEntry("up", 12)

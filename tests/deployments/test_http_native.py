@@ -16,8 +16,9 @@ from deployments.http import build_app
 from deployments.local import LocalPool
 from deployments.models import ModelEntry
 from deployments.settings import GatewaySettings
-from protocols.calls import ApplyTemplate, Detokenize, Embedding, Piece, Tokenize
+from protocols.calls import ApplyTemplate, Detokenize, Embedding, Piece, SlotState, Tokenize
 from protocols.errors import BackendLost
+from protocols.llamacpp_native import questions
 from protocols.sse import SseParser
 from tests.deployments.support import HELLO, STARTED, Exchange, ScriptedPool, eventually, text
 
@@ -118,6 +119,18 @@ async def test_timings_come_with_each_token_where_they_are_asked_for(http: httpx
     assert "timings" in final
     *partials, final = await streamed(http, "/completion", {"prompt": "a"})
     assert not any("timings" in item for item in partials)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/completions"])
+async def test_progress_and_timings_are_extras_of_openais_streams_too(http: httpx.AsyncClient, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "a b"}]} if "chat" in path else {"prompt": "a b"}
+    asked = {"model": "m", **prompt, "n_predict": 4, "return_progress": True, "timings_per_token": True, "stream": True}
+    events = SseParser().feed((await http.post(path, json=asked)).content)
+    chunks = [json.loads(event.data) for event in events if event.data != "[DONE]"]
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = told[-1]["total"]
+    assert [(item["processed"], item["cache"]) for item in told] == [(0, 0), (total, 0)], "the prompt took one step"
+    assert [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk] == [1, 2, 3, 4, 4]
 
 
 async def test_an_answer_that_fills_the_context_is_truncated(http: httpx.AsyncClient) -> None:
@@ -241,7 +254,7 @@ async def asked(answer: Any, path: str, body: Any) -> tuple[Any, Any]:
 async def test_a_text_is_tokenised() -> None:
     pieces = [Piece(1, b"a"), Piece(2, b"\xe5")]
     question, body = await asked(pieces, "/tokenize", {"content": "aå", "parse_special": False})
-    assert (question.text, question.parse_special) == ("aå", False) and isinstance(question, Tokenize)
+    assert (question.parts, question.parse_special) == (("aå",), False) and isinstance(question, Tokenize)
     assert body == {"tokens": [1, 2]}
     _, body = await asked(pieces, "/tokenize", {"content": "aå", "with_pieces": True})
     assert body == {"tokens": [{"id": 1, "piece": "a"}, {"id": 2, "piece": [0xE5]}]}
@@ -335,6 +348,16 @@ async def test_slots_say_who_has_them() -> None:
     assert (idle["id"], idle["is_processing"], "params" in idle) == (1, False, False)
     assert idle["next_token"] == [{"has_next_token": False, "n_remain": -1, "n_decoded": 0}]
     await backend.aclose()
+
+
+def test_slots_of_several_replicas_are_told_apart() -> None:
+    ask = questions.slots(b"", "r1")
+    told = json.loads(ask.render([SlotState(0, 64, 3, replica="alpha"), SlotState(0, 64, 0, replica="beta")], "m"))
+    assert [(slot["id"], slot["replica"], slot["n_prompt_tokens"]) for slot in told] == [
+        (0, "alpha", 3), (0, "beta", 0),
+    ]  # fmt: skip
+    (alone,) = json.loads(ask.render([SlotState(0, 64, 3)], "m"))
+    assert "replica" not in alone
 
 
 async def test_slots_are_saved_restored_and_erased(http: httpx.AsyncClient) -> None:

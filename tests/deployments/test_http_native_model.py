@@ -89,6 +89,13 @@ async def test_what_is_computed_shows(http: httpx.AsyncClient) -> None:
     biases = ignoring["generation_settings"]["logit_bias"]
     assert biases and all(entry["bias"] is None for entry in biases)
 
+    constrained = await post(http, "/completion", {**GREEDY, "prompt": "a", "json_schema": {"const": 5}})
+    assert constrained["content"] == "5"
+    assert 'root ::= "5"' in constrained["generation_settings"]["grammar"]
+    assert constrained["generation_settings"]["speculative.types"] == "none"
+    guessing = await post(http, "/completion", {**GREEDY, "prompt": "a", "speculative.type": "ngram-simple"})
+    assert guessing["generation_settings"]["speculative.types"] == "ngram-simple"
+
     reports = [
         item["prompt_progress"]
         for item in await streamed(http, {**GREEDY, "prompt": LIFE, "return_progress": True})

@@ -28,7 +28,7 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve._private.handle_options import DynamicHandleOptions, InitHandleOptions
 from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve.config import HTTPOptions, gRPCOptions
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from ray.serve.request_router import RequestRouter, RunningReplica
 from ray.serve.schema import ServeDeploySchema
 
@@ -278,6 +278,12 @@ def test_our_router_takes_what_serve_passes(hook: str) -> None:
     named = [name for name, p in theirs.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     assert [name for name, p in ours.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD] == named
     assert asyncio.iscoroutinefunction(getattr(ModelRouter, hook)) == (hook == "choose_replicas")
+
+
+def test_all_replicas_can_be_called() -> None:
+    """Public, and "alpha"."""
+    assert parameters(DeploymentHandle.broadcast) == ["method_name", "args", "kwargs"]
+    assert asyncio.iscoroutinefunction(DeploymentBroadcastResponse.results_async)
 
 
 def test_serve_repeats_at_once_unless_told_otherwise() -> None:

@@ -84,6 +84,22 @@ SCRIPTS: dict[str, tuple[Event, ...]] = {
     "stop_sequence": (START, TextDelta("One"), _end("stop", stop_sequence=" two")),
 }
 
+
+def _so_far(tokens: int) -> Timings:
+    return Timings(2, 8, 16.0, tokens, 8.0 * tokens)
+
+
+TIMED: tuple[Event, ...] = (
+    START,
+    ReasoningDelta("Hm.", timings=_so_far(1)),
+    TextDelta("Let me look.", (TokenLogprob(1, b"Let me look.", -0.5),), timings=_so_far(2)),
+    ToolCallStarted(0, "call_a", "get_weather"),
+    ToolCallDelta(0, "{}", timings=_so_far(3)),
+    ToolCallEnded(0),
+    _end("tool_calls"),
+)
+"""Every delta tells how long it took so far."""
+
 FAILING = frozenset(name for name, script in SCRIPTS.items() if isinstance(script[-1], Failed))
 COMPLETE = tuple(name for name in SCRIPTS if name not in FAILING)
 

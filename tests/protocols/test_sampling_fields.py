@@ -121,6 +121,13 @@ def test_what_does_not_change_the_answer_is_taken() -> None:
     assert decode(fields) == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("name", "speculate"), [("none", False), ("ngram-simple", True), ("ngram-mod", True), ("draft-simple", None)]
+)
+def test_guessing_is_turned_on_and_off(name: str, speculate: bool | None) -> None:
+    assert decode({"speculative.type": name}) == msgspec.structs.replace(PLAIN, speculate=speculate)
+
+
 # --- constraints ------------------------------------------------------------
 
 

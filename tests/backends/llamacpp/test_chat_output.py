@@ -13,8 +13,18 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.settings import LlamaCppSettings
-from protocols.events import Finished
-from protocols.request import ChatPrompt, GbnfConstraint, LogprobOptions, Message, Request, TextPart, Tool, ToolChoice
+from protocols.events import Finished, ReasoningDelta, TextDelta, ToolCallDelta
+from protocols.request import (
+    ChatPrompt,
+    Extras,
+    GbnfConstraint,
+    LogprobOptions,
+    Message,
+    Request,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
 from tests.backends.contract import answer
 from tests.backends.llamacpp.helpers import greedy
 
@@ -50,6 +60,25 @@ async def test_thinking_text_and_calls(backend: LlamaCppBackend) -> None:
     ] * 2
     usage = got.completion.usage
     assert 1 < usage.reasoning_tokens < usage.completion_tokens
+
+
+async def test_timings_come_with_every_delta(backend: LlamaCppBackend) -> None:
+    timed = request(f"<think>Hm.</think>I look.\\n{CALL}", extras=Extras(timings=True))
+    deltas = [
+        event
+        async for frame in backend.generate(timed)
+        for event in frame.events
+        if isinstance(event, ReasoningDelta | TextDelta | ToolCallDelta)
+    ]
+    assert {type(event) for event in deltas} == {ReasoningDelta, TextDelta, ToolCallDelta}
+    told = [event.timings.predicted_n for event in deltas if event.timings is not None]
+    assert len(told) == len(deltas) and told == sorted(told)
+
+
+async def test_B67_thinking_is_part_of_the_budget(backend: LlamaCppBackend) -> None:
+    got = await answer(backend, request("<think>\\nHm, and hm again, and hm.\\n</think>\\n\\nYes.", max_tokens=8))
+    assert got.choice.reasoning.startswith("Hm") and (got.choice.text, got.choice.reason) == ("", "length")
+    assert 0 < got.completion.usage.reasoning_tokens <= got.completion.usage.completion_tokens == 8
 
 
 async def test_one_call_ends_the_answer(backend: LlamaCppBackend) -> None:

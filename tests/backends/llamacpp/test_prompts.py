@@ -67,6 +67,15 @@ async def test_control_tokens_are_parsed_when_asked(backend: LlamaCppBackend) ->
     assert parsed.token not in [piece.token for piece in plain]
 
 
+async def test_pieces_of_text_among_tokens(backend: LlamaCppBackend) -> None:
+    first, second = [[piece.token for piece in await backend.tokenize(text)] for text in ("Once", " upon")]
+    mixed = await backend.tokenize("Once", *second, " upon")
+    assert [piece.token for piece in mixed] == first + second + second
+    with pytest.raises(InvalidRequest, match="no token 1000000") as caught:
+        await backend.tokenize("a", 10**6)
+    assert caught.value.param == "content"
+
+
 async def test_detokenize_refuses_what_is_no_token(backend: LlamaCppBackend) -> None:
     for tokens in ([1, -1], [10**6]):
         with pytest.raises(InvalidRequest, match=f"no token {tokens[-1]}") as caught:

@@ -166,8 +166,23 @@ def test_a_gap_that_is_none_is_refused(body: dict[str, Any], param: str) -> None
 
 def test_tokens_of_a_text() -> None:
     asked = questions.tokenize(encoded({"content": "a", "add_special": True, "model": "m"}), "r1").question
-    assert asked == Tokenize("r1", "m", "a", add_special=True, parse_special=True)
-    assert questions.tokenize(b"{}", "r1").question == Tokenize("r1", "", "")
+    assert asked == Tokenize("r1", "m", ("a",), add_special=True, parse_special=True)
+    assert questions.tokenize(b"{}", "r1").question == Tokenize("r1", "", ("",))
+
+
+@pytest.mark.parametrize("content", [["a", 1, "b"], [1, 2], ["a", "b"]])
+def test_tokens_of_a_mixture(content: list[Any]) -> None:
+    """A list of strings is one text in pieces here."""
+    assert questions.tokenize(encoded({"content": content}), "r1").question == Tokenize("r1", "", tuple(content))
+
+
+@pytest.mark.parametrize(
+    ("content", "param"), [(5, "content"), ([], "content"), (["a", True], "content[1]"), ([1, -1], "content[1]")]
+)
+def test_what_cannot_be_tokenised_is_named(content: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        questions.tokenize(encoded({"content": content}), "r1")
+    assert caught.value.param == param
 
 
 def test_text_of_tokens() -> None:

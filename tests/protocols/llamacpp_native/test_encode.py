@@ -80,6 +80,10 @@ FRAMES: dict[str, tuple[tuple[Frame, ...], dict[str, Any]]] = {
             "ignore_eos": True,
         },
     ),
+    "schema": (
+        (Frame((Started(10, 2, echo=Echo("Once ", Sampling(), 'root ::= "{}"', "ngram")),)), *PLAIN[1:]),
+        {"json_schema": {"type": "object"}},
+    ),
     "two_choices": (
         (START, word(" b", 6, choice=1), word(" a", 5), end(choice=1), end("length")),
         {"n_cmpl": 2},

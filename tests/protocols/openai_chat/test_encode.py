@@ -26,7 +26,7 @@ from protocols.events import (
     Usage,
 )
 from protocols.openai_chat import CODEC, ChatOptions
-from protocols.request import ChatPrompt, LogprobOptions, Message, Request, TextPart, ToolChoice
+from protocols.request import ChatPrompt, Extras, LogprobOptions, Message, Request, TextPart, ToolChoice
 from protocols.sse import SseParser
 from protocols.token_logprobs import LOWEST_LOGPROB
 from tests.protocols.goldens import answers, error_bodies
@@ -36,6 +36,7 @@ from tests.protocols.scripts import (
     SCRIPTS,
     STAMP,
     START,
+    TIMED,
     TWO_CHOICES,
     collected,
     encoded,
@@ -53,8 +54,15 @@ def call(
     tool_choice: ToolChoice = AUTO,
 ) -> Call[ChatOptions]:
     prompt = ChatPrompt((Message("user", (TextPart("Hi"),)),), tool_choice=tool_choice)
-    request = Request("r1", 'mo"del/ü', prompt, n=n, logprobs=LogprobOptions(2) if logprobs else None)
-    return Call((request,), stream=True, options=ChatOptions(include_usage, progress))
+    request = Request(
+        "r1",
+        'mo"del/ü',
+        prompt,
+        n=n,
+        logprobs=LogprobOptions(2) if logprobs else None,
+        extras=Extras(progress=progress),
+    )
+    return Call((request,), stream=True, options=ChatOptions(include_usage))
 
 
 def stream(script: tuple[Event, ...], include_usage: bool = False, n: int = 1, **options: Any) -> bytes:
@@ -76,6 +84,7 @@ def goldens() -> dict[str, bytes]:
         files[f"{name}.sse"] = stream(script, **options)
         files[f"{name}.json"] = body(script, **options)
     files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], progress=True)
+    files["timings.sse"] = stream(TIMED)
     return files | error_bodies(CODEC)
 
 
@@ -275,6 +284,22 @@ def test_prompt_progress_is_a_chunk_where_asked_for() -> None:
     ]
     assert "role" in parts[0]["choices"][0]["delta"]
     assert not any("prompt_progress" in part for part in chunks(stream(SCRIPTS["reasoning_then_text"])))
+
+
+@pytest.mark.parametrize(("event", "told"), [(Progress(10, 2, 10, 16.0), [2, 10]), (Progress(2, 2, 10, 0.0), [2])])
+def test_progress_begins_with_what_was_cached_and_tells_nothing_twice(event: Progress, told: list[int]) -> None:
+    """ "First report has processed == cache" """
+    parts = chunks(stream((START, event, *SCRIPTS["text"][1:]), progress=True))
+    assert [part["prompt_progress"]["processed"] for part in parts if "prompt_progress" in part] == told
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_timings_stand_in_every_chunk_that_has_something_to_say(logprobs: bool) -> None:
+    """ "`timings_per_token`: every partial result carries `timings`" """
+    parts = chunks(stream(TIMED, logprobs=logprobs))
+    told = [part["timings"]["predicted_n"] for part in parts if "timings" in part]
+    assert told == [1, 2, 3, 5], "reasoning, text, arguments, and the end"
+    assert not any("timings" in part for part in chunks(stream(SCRIPTS["tool_call"]))[:-1])
 
 
 def test_the_end_comes_once() -> None:

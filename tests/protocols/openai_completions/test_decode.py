@@ -93,7 +93,7 @@ def test_everything() -> None:
         from_2030=[1],
     )
     assert call.stream
-    assert call.options == CompletionOptions(include_usage=True, progress=True)
+    assert call.options == CompletionOptions(include_usage=True)
     assert call.request == Request(
         "r1",
         "m",

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from protocols import sse
 from protocols.codec import Call
 from protocols.errors import ContextOverflow, InternalError
-from protocols.events import Event, Failed, Finished, IllegalEvent, Started, TextDelta, Timings, TokenLogprob, Usage
+from protocols.events import (
+    Event,
+    Failed,
+    Finished,
+    IllegalEvent,
+    Progress,
+    Started,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from protocols.openai_completions import CODEC, CompletionOptions
 from protocols.sse import SseParser
 from tests.protocols.goldens import answers
@@ -23,6 +34,7 @@ from tests.protocols.scripts import (
     SCRIPTS,
     STAMP,
     START,
+    TIMED,
     TWO_CHOICES,
     collected,
     encoded,
@@ -66,6 +78,7 @@ def goldens() -> dict[str, bytes]:
         files[f"{name}.sse"] = stream(script, **fields)
         files[f"{name}.json"] = body(script, **fields)
     files["progress.sse"] = stream(SCRIPTS["reasoning_then_text"], return_progress=True)
+    files["timings.sse"] = stream(TIMED)
     files["error.context_overflow.json"] = CODEC.error(ContextOverflow.of(9000, 8192))
     return files
 
@@ -190,6 +203,23 @@ def test_the_echo_comes_once_however_many_starts_there_are() -> None:
     first, second = (encoder.feed(event) for event in TWO_PROMPTS[:2])
     assert [json.loads(event.data)["choices"][0]["text"] for event in SseParser().feed(first)] == ["One", "Two"]
     assert second == b""
+
+
+def test_progress_begins_with_what_each_prompt_had_cached() -> None:
+    script = (*TWO_PROMPTS[:2], Progress(10, 2, 10, 5.0), Progress(7, 1, 7, 6.0, 1), *TWO_PROMPTS[2:])
+    told = [
+        (part["choices"][0]["index"], part["prompt_progress"]["processed"])
+        for part in chunks(stream(script, prompt=["One", "Two"], return_progress=True))
+        if "prompt_progress" in part
+    ]
+    assert told == [(0, 2), (1, 1), (0, 10), (1, 7)]
+    assert not any("prompt_progress" in part for part in chunks(stream(script, prompt=["One", "Two"])))
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}])
+def test_timings_stand_in_every_chunk_of_text(fields: dict[str, Any]) -> None:
+    parts = chunks(stream(TIMED, **fields))
+    assert [part["timings"]["predicted_n"] for part in parts if "timings" in part] == [2, 5], "text, and the end"
 
 
 def test_the_end_comes_once() -> None:

@@ -1,0 +1,78 @@
+"""The endpoints that are one question to a model and one answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from deployments import caller
+from deployments.http_answers import (
+    Endpoint,
+    cancelled_when_client_leaves,
+    errors_answered,
+    query_value,
+    request_body,
+    send_json,
+)
+from deployments.middleware import REQUEST_ID, Receive, Scope, Send, header
+from deployments.models import ModelPool, the_only_model
+from deployments.responses import ResponseMemory
+from deployments.settings import GatewaySettings
+from protocols import anthropic_messages, llamacpp_native, openai_responses
+from protocols.calls import CountTokens
+from protocols.codec import Codec, Reader
+from protocols.llamacpp_native import questions
+from protocols.request import Request
+
+
+def messages_codec(scope: Scope, settings: GatewaySettings) -> Codec[Any]:
+    """As strict about the API's version as the operator wants it."""
+    if not settings.anthropic_strict:
+        return anthropic_messages.CODEC
+    return anthropic_messages.strict_codec(header(scope, b"anthropic-version").decode("latin-1"))
+
+
+class QuestionEndpoints:
+    def __init__(self, pool: ModelPool, memory: ResponseMemory, settings: GatewaySettings) -> None:
+        self._pool = pool
+        self._memory = memory
+        self._settings = settings
+        self._limit = settings.max_body_bytes
+
+    def ask(self, read: Reader, codec: Codec[Any] = llamacpp_native.COMPLETION) -> Endpoint:
+        """`codec` words the errors. The model stands in the body, or where there is none in the query."""
+
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            async with errors_answered(send, codec, scope[REQUEST_ID]):
+                ask = read(await request_body(scope, receive, self._limit), scope[REQUEST_ID])
+                model = ask.question.model or query_value(scope, "model") or the_only_model(self._pool)
+                question = msgspec.structs.replace(ask.question, model=model)
+                async with cancelled_when_client_leaves(receive):
+                    answer = await self._pool.call(question)
+                await send_json(send, 200, ask.render(answer, model))
+
+        return endpoint
+
+    async def slot_action(self, scope: Scope, receive: Receive, send: Send) -> None:
+        action = questions.slot_action(scope["path"].removeprefix("/slots/"), query_value(scope, "action"))
+        await self.ask(action)(scope, receive, send)
+
+    async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        codec, request_id = messages_codec(scope, self._settings), scope[REQUEST_ID]
+        async with errors_answered(send, codec, request_id):
+            call = codec.decode(await request_body(scope, receive, self._limit), request_id)
+            async with cancelled_when_client_leaves(receive):
+                tokens = await self._count(call.request)
+            await send_json(send, 200, anthropic_messages.token_count(tokens))
+
+    async def input_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope[REQUEST_ID]
+        async with errors_answered(send, openai_responses.CODEC, request_id):
+            body = await request_body(scope, receive, self._limit)
+            async with cancelled_when_client_leaves(receive):
+                answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), self._count)
+            await send_json(send, 200, answer)
+
+    async def _count(self, request: Request) -> int:
+        return await self._pool.call(CountTokens(request.id, request.model, request))
