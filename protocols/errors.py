@@ -24,9 +24,13 @@ on another replica. `ErrorInfo` is the same error as a value, for the wire betwe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
+
+MAX_NAME = 200
+"""Characters of a name that came with a request which an error repeats."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +120,12 @@ class NotFound(ServingError):
 
 class ModelNotFound(NotFound):
     kind = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
+        """`known` are the models that there are. Of a name that is no name, the beginning is enough."""
+        name = model if len(model) <= MAX_NAME else f"{model[:MAX_NAME]}…"
+        return cls(f"The model '{name}' does not exist. Available: {', '.join(known) or 'none'}.", param="model")
 
 
 class MethodNotAllowed(ServingError):
