@@ -4,13 +4,14 @@ PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
 EXTRAS ?= llamacpp,demo
 PYTEST_ARGS ?=
+FUZZ_ARGS ?= --seconds 120
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint fmt bench-relay bench-engine clean
+.PHONY: help install serve test fuzz lint fmt bench-relay bench-engine clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +27,10 @@ serve: ## Serve models; CONFIG=configs/quickstart.yaml
 test: ## Run the tests; PYTEST_ARGS="-k name"
 	@$(install) $(DEV)
 	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
+
+fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
+	@$(install) $(DEV)
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: ## Check style, format and types
 	@$(install) $(DEV)

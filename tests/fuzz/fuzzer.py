@@ -108,7 +108,7 @@ class Fuzzer:
 
     async def _one(self, seed: str) -> None:
         rng = random.Random(seed)
-        sent = self._request(rng)
+        sent = self._sent = self._request(rng)
         self._backend.script = self._script(sent, rng)
         try:
             got = await self._exchange(sent, rng)
@@ -123,7 +123,7 @@ class Fuzzer:
                 self._backend.script = None
                 await self._still_answers()
         except Exception as error:  # an assertion, or what the application let through: either is a finding
-            self.report.fault(sent, seed, error)
+            self.report.fault(self._sent, seed, error)
             await self._let_go()
         finally:
             self._errors.seen.clear()
@@ -204,6 +204,7 @@ class Fuzzer:
 
     async def _exchange(self, sent: Sent, rng: random.Random) -> Exchange | None:
         """The answer; None where the client left before it."""
+        self._sent = sent
         leaves = rng.random() < 0.04
         path = sent.path + (f"?{sent.query}" if sent.query else "")
         exchange = Exchange(self.app, sent.method, path, None, sent.headers)

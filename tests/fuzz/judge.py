@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from protocols.errors import InternalError, ServingError
+from protocols.errors import InternalError
 from protocols.sse import CONTENT_TYPE
 from tests.deployments.support import Exchange
+from tests.fuzz import mutations
 from tests.fuzz.mutations import Path
 from tests.fuzz.routes import Envelope, Route
 from tests.protocols.dialects import Answer
@@ -107,13 +108,20 @@ def _error(sent: Sent, got: Exchange, value: Any) -> None:
 
 
 def _names_the_field(sent: Sent, error: dict[str, Any], message: str) -> None:
-    """With one thing wrong in a body of JSON, the message says where: some key on the way to it, or its parameter."""
+    """The message says what is wrong with a body that is JSON: with one value spoilt, some key on the way to it."""
     if "n_ctx" in error or message.startswith(("Expected a JSON object", "Expected JSON")):
         return
     if sent.route.envelope == "openai":
         assert error["param"], f"no param: {message}"
     else:
         assert "'" in message or "LoRA adapter" in message, f"nothing is named: {message}"
+    (*_, key) = path = sent.touched[0]
+    if len(sent.what) == 1 and sent.what[0].endswith(mutations.SPOILT) and sent.query == sent.route.query:
+        assert key in _RELATED or any(str(key) in message for key in path), f"{sent.what}: {message}"
+
+
+_RELATED = ("type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "name")
+"""What is wrong with one of these may show where something else refers to it."""
 
 
 def _envelopes(sent: Sent) -> list[Envelope]:
@@ -125,9 +133,6 @@ def _envelopes(sent: Sent) -> list[Envelope]:
         return ["anthropic"]
     own: Envelope = "openai" if sent.path.startswith("/v1/") else "llamacpp"
     return [*speaks, own]
-
-
-_KINDS = {cls.kind for cls in ServingError.__subclasses__()}
 
 
 def _inside(value: Any, envelope: Envelope, got: Exchange) -> dict[str, Any] | None:

@@ -49,6 +49,10 @@ def mutated(body: Any, rng: random.Random, times: int) -> Mutated:
     return Mutated(body, tuple(touched), tuple(what))
 
 
+SPOILT = (" hostile", " in a list", " in an object")
+"""How the changes are called that put another type of value where one was."""
+
+
 def _change(body: Any, path: Path, known: list[Path], rng: random.Random) -> str:
     holder = body
     for key in path[:-1]:
