@@ -274,13 +274,14 @@ class Fuzzer:
                 judge(sent, got)
 
     async def _nothing_left(self) -> None:
+        stats = self._backend.stats()
+        assert not stats.running and not stats.waiting, f"left behind: {stats.running} running, {stats.waiting} waiting"
         for _ in range(30):
-            stats = self._backend.stats()
             left = asyncio.all_tasks() - self._own_tasks
-            if not left and not stats.running and not stats.waiting:
+            if not left:
                 return
             await asyncio.sleep(0)
-        raise AssertionError(f"left behind: {stats.running} running, {stats.waiting} waiting, tasks {left}")
+        raise AssertionError(f"left behind: {left}")
 
     async def _let_go(self) -> None:
         """After a fault, so that it is found once."""

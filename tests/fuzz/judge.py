@@ -10,7 +10,7 @@ from protocols.errors import InternalError
 from protocols.sse import CONTENT_TYPE
 from tests.deployments.support import Exchange
 from tests.fuzz import mutations
-from tests.fuzz.mutations import Path
+from tests.fuzz.mutations import BOMB, Path
 from tests.fuzz.routes import Envelope, Route
 from tests.protocols.dialects import Answer
 
@@ -53,6 +53,9 @@ def judge(sent: Sent, got: Exchange) -> Answer | None:
     assert got.complete, "the answer has an end"
     headers = got.headers
     body = got.body
+    assert BOMB not in sent.what or not sent.ordinary or got.status == 413, "a bomb went off"
+    if got.status == 200 and sent.ordinary and sent.plain:
+        strict_json(sent.plain)  # what is no JSON is not taken for any
     if got.status == 200 and headers["content-type"] == CONTENT_TYPE:
         return _stream(sent, body)
     assert headers["content-type"] == "application/json"

@@ -126,6 +126,10 @@ def damaged(raw: bytes, rng: random.Random) -> tuple[bytes, str]:
             return raw + rng.choice((b"x", b"{}", b"\n", b"\x00", b",")), "more behind it"
 
 
+BOMB = "a bomb"
+"""More bytes than the server takes, in few."""
+
+
 def coded(raw: bytes, rng: random.Random) -> tuple[bytes, bytes, str]:
     """A body in some coding, the name it is given out under, and what is wrong with it, if anything is."""
     zstd = zstandard.ZstdCompressor().compress
@@ -151,7 +155,7 @@ def coded(raw: bytes, rng: random.Random) -> tuple[bytes, bytes, str]:
         case 3:
             return data, rng.choice((b"br", b"compress", b"\xff", b"gzip;q=1", b"x" * 500)), "coding unknown"
         case 4:
-            return gzip.compress(b" " * 2_000_000, 9), b"gzip", "a bomb"
+            return gzip.compress(b" " * 2_000_000, 9), b"gzip", BOMB
     return data, name, ""
 
 
