@@ -29,8 +29,13 @@ from typing import ClassVar
 
 import msgspec
 
+MAX_MESSAGE = 2000
 MAX_NAME = 200
-"""Characters of a name that came with a request which an error repeats."""
+"""Characters of an error's message, and of a name or path: what a client sent does not come back at its length."""
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -61,8 +66,8 @@ class ServingError(Exception):
         details: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _shortened(message, MAX_MESSAGE)
+        self.param = None if param is None else _shortened(param, MAX_NAME)
         self.retry_after_s = retry_after_s
         self.details = details or {}
 
@@ -124,7 +129,7 @@ class ModelNotFound(NotFound):
     @classmethod
     def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
         """`known` are the models that there are. Of a name that is no name, the beginning is enough."""
-        name = model if len(model) <= MAX_NAME else f"{model[:MAX_NAME]}…"
+        name = _shortened(model, MAX_NAME)
         return cls(f"The model '{name}' does not exist. Available: {', '.join(known) or 'none'}.", param="model")
 
 

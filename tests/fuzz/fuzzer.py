@@ -22,6 +22,7 @@ from deployments.http import build_app
 from deployments.local import LocalPool
 from deployments.middleware import ASGIApp
 from deployments.settings import GatewaySettings, SqliteStoreSettings
+from protocols.calls import AnswerT, ModelCall, Question
 from protocols.events import Event, Frame
 from protocols.request import Request
 from tests.deployments.support import Exchange
@@ -46,8 +47,24 @@ class BriefBackend(FakeBackend):
     def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
         if self.script is not None:
             self.enqueue(self.script)
+        request = _over_the_wire(request)
         tokens = MAX_TOKENS if request.max_tokens is None else min(request.max_tokens, MAX_TOKENS)
         return super().generate(msgspec.structs.replace(request, max_tokens=tokens))
+
+
+class WirePool(LocalPool):
+    """Questions, and in `BriefBackend` requests, go through what takes them to a replica."""
+
+    async def call(self, call: Question[AnswerT]) -> AnswerT:
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ModelCall)
+        assert again == call
+        return await super().call(call)
+
+
+def _over_the_wire(request: Request) -> Request:
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
+    assert again == request
+    return again
 
 
 @dataclass
@@ -303,7 +320,7 @@ async def fuzzer(seed: int) -> AsyncIterator[Fuzzer]:
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStoreSettings(path=str(Path(folder) / "responses.db"))
         settings = GatewaySettings(max_body_bytes=MAX_BODY, response_store=store)
-        app = build_app(LocalPool({"m": backend}, {"m": 10_000}), settings, echo_request_id=True)
+        app = build_app(WirePool({"m": backend}, {"m": 10_000}), settings, echo_request_id=True)
         yield Fuzzer(app, backend, seed)
         await _shut_down(app)
     await backend.aclose()
