@@ -136,9 +136,12 @@ class Fuzzer:
                 if answer is not None and sent.route.path == "/v1/responses":
                     await self._what_is_stored(got.body, rng)
             await self._nothing_left()
+            self._backend.script = None
             if rng.random() < 0.05:
-                self._backend.script = None
                 await self._still_answers()
+            if rng.random() < 0.02:
+                await self._several_at_once(rng)
+                await self._nothing_left()
         except Exception as error:  # an assertion, or what the application let through: either is a finding
             self.report.fault(self._sent, seed, error)
             await self._let_go()
@@ -299,6 +302,14 @@ class Fuzzer:
                 return
             await asyncio.sleep(0)
         raise AssertionError(f"left behind: {left}")
+
+    async def _several_at_once(self, rng: random.Random) -> None:
+        all_sent = [self._request(rng) for _ in range(8)]
+        answers = await asyncio.gather(*(self._exchange(sent, rng) for sent in all_sent))
+        for sent, got in zip(all_sent, answers, strict=True):
+            self._sent = sent
+            if got is not None:
+                judge(sent, got)
 
     async def _let_go(self) -> None:
         """After a fault, so that it is found once."""
