@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,9 @@ def judge(sent: Sent, got: Exchange) -> Answer | None:
     """The answer of a generation, where there is one. Fails on what may not be."""
     assert got.complete, "the answer has an end"
     headers = got.headers
+    assert re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", headers["x-request-id"]), (
+        "an id that came along is repeated as it is"
+    )
     body = got.body
     if BOMB in sent.what and sent.ordinary and sent.query == sent.route.query:
         assert got.status == 413, "a bomb went off"
