@@ -397,7 +397,8 @@ class Native(Dialect):
         return Answer(tuple(choice for choice in said if choice is not None), usage)
 
     def _choices(self, objects: list[dict[str, Any]], n: int) -> tuple[list[Said | None], tuple[int | None, ...]]:
-        texts, logprobs, tokens = ["" for _ in range(n)], [[] for _ in range(n)], [0] * n
+        texts, tokens = [""] * n, [0] * n
+        logprobs: list[list[float]] = [[] for _ in range(n)]
         ends: list[Said | None] = [None] * n
         prompts, completions = [0], 0
         for item in objects:
