@@ -56,7 +56,7 @@ class WirePool(LocalPool):
     """Questions, and in `BriefBackend` requests, go through what takes them to a replica."""
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
-        again = msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ModelCall)
+        again: object = msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ModelCall)
         assert again == call
         return await super().call(call)
 
