@@ -4,16 +4,17 @@ PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
 EXTRAS ?= llamacpp,demo
 PYTEST_ARGS ?=
+FUZZ_ARGS ?= --seconds 120
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint fmt bench-relay bench-engine clean
+.PHONY: help install serve test fuzz lint fmt bench-relay bench-encoding bench-engine clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Install into .venv; EXTRAS=llamacpp,demo
 	@$(install) $(EXTRAS)
@@ -26,6 +27,10 @@ serve: ## Serve models; CONFIG=configs/quickstart.yaml
 test: ## Run the tests; PYTEST_ARGS="-k name"
 	@$(install) $(DEV)
 	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
+
+fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
+	@$(install) $(DEV)
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: ## Check style, format and types
 	@$(install) $(DEV)
@@ -41,6 +46,10 @@ fmt: ## Format the code and mend what ruff can
 bench-relay: ## Measure what relaying tokens costs, without a model
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.relay
+
+bench-encoding: ## Measure what it costs to put an event on the wire, in every dialect
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.encoding
 
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)

@@ -89,8 +89,7 @@ class Catalog:
             await self._refresh()
         app = self._applications.get(model)
         if app is None:
-            known = ", ".join(entry.id for entry in self.entries()) or "none"
-            raise ModelNotFound(f"The model '{model}' does not exist. Available: {known}.", param="model")
+            raise ModelNotFound.of(model, [entry.id for entry in self.entries()])
         if app.failure is not None:
             raise Unavailable(f"The model '{model}' failed to start. See `tokenyard status` for the reason.")
         return app.entry

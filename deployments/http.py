@@ -34,6 +34,7 @@ from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_c
 from protocols.codec import Call, Codec, Stamp
 from protocols.collect import BatchCollector
 from protocols.errors import (
+    MAX_NAME,
     ClientTooSlow,
     InternalError,
     MethodNotAllowed,
@@ -122,6 +123,7 @@ class HttpApp:
             methods = stored_response_endpoints(self._memory, path)
         if methods is None and path.startswith("/slots/"):
             methods = self._routes["/slots/{id}"]
+        path = path[:MAX_NAME]
         if methods is None:
             raise NotFound(f"There is no {path} here. Routes: {', '.join(self._routes)}.")
         endpoint = methods.get("GET" if method == "HEAD" else method)
@@ -154,8 +156,7 @@ class HttpApp:
         wanted = scope["path"].removeprefix("/v1/models/")
         entry = next((entry for entry in self._pool.models() if entry.id == wanted), None)
         if entry is None:
-            known = ", ".join(entry.id for entry in self._pool.models()) or "none"
-            raise ModelNotFound(f"The model '{wanted}' does not exist. Available: {known}.", param="model")
+            raise ModelNotFound.of(wanted, [entry.id for entry in self._pool.models()])
         if dialect_of(scope) is anthropic_messages.CODEC:
             body = anthropic_messages.model_body(entry.id, entry.created)
         else:

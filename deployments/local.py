@@ -51,8 +51,7 @@ class LocalPool:
     def _backend(self, model: str) -> Backend:
         backend = self._backends.get(model)
         if backend is None:
-            known = ", ".join(sorted(self._backends)) or "none"
-            raise ModelNotFound(f"The model '{model}' does not exist. Available: {known}.", param="model")
+            raise ModelNotFound.of(model, sorted(self._backends))
         return backend
 
     def _check_room(self, backend: Backend, model: str) -> None:

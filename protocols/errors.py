@@ -24,9 +24,18 @@ on another replica. `ErrorInfo` is the same error as a value, for the wire betwe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
+
+MAX_MESSAGE = 2000
+MAX_NAME = 200
+"""Characters of an error's message, and of a name or path: what a client sent does not come back at its length."""
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -57,8 +66,8 @@ class ServingError(Exception):
         details: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _shortened(message, MAX_MESSAGE)
+        self.param = None if param is None else _shortened(param, MAX_NAME)
         self.retry_after_s = retry_after_s
         self.details = details or {}
 
@@ -116,6 +125,12 @@ class NotFound(ServingError):
 
 class ModelNotFound(NotFound):
     kind = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> ModelNotFound:
+        """`known` are the models that there are. Of a name that is no name, the beginning is enough."""
+        name = _shortened(model, MAX_NAME)
+        return cls(f"The model '{name}' does not exist. Available: {', '.join(known) or 'none'}.", param="model")
 
 
 class MethodNotAllowed(ServingError):

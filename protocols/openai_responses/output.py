@@ -231,7 +231,7 @@ def _whole(item: _OpenItem) -> bool:
     if item.custom is not None:
         return item.custom.closed
     try:
-        msgspec.json.decode("".join(item.text))
+        msgspec.json.decode("".join(item.text) or NO_ARGUMENTS)
     except msgspec.DecodeError:
         return False
     return True

@@ -209,10 +209,12 @@ def _event(draw: st.DrawFn, kind: type, choice: int, calls: list[int]) -> Event:
 
 @st.composite
 def _finished(draw: st.DrawFn, choice: int, events: list[Event], calls: list[int]) -> Finished:
-    reason: FinishReason = "tool_calls" if calls[choice] else draw(st.sampled_from(("stop", "length")))
+    complete: FinishReason = "tool_calls" if calls[choice] else "stop"
+    reason = draw(st.sampled_from((complete, complete, "length")))
     start = events[0]
     assert isinstance(start, Started)
     cached = draw(st.integers(0, start.prompt_tokens))
     completion = draw(st.integers(0, 100))
     usage = Usage(start.prompt_tokens, completion, cached, draw(st.integers(0, completion)))
-    return Finished(reason, usage, None, draw(st.none() | st.just(TIMINGS)), choice)
+    stop_sequence = None if reason == "length" else draw(st.sampled_from((None, None, "STOP", "\n\n", 'ü"')))
+    return Finished(reason, usage, stop_sequence, draw(st.none() | st.just(TIMINGS)), choice)

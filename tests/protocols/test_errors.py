@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from protocols import errors, openai_errors
-from protocols.errors import ContextOverflow, ErrorInfo, InternalError, ServingError
+from protocols.errors import ContextOverflow, ErrorInfo, InternalError, InvalidRequest, ModelNotFound, ServingError
 
 KINDS = sorted(
     (
@@ -45,6 +45,14 @@ def test_kinds_are_unique_and_the_docstring_lists_them() -> None:
     assert sorted(rows) == sorted(
         (cls.__name__, cls.kind, str(cls.status), "yes" if cls.retryable else "no") for cls in KINDS
     )
+
+
+def test_what_a_client_sent_does_not_come_back_at_its_length() -> None:
+    error = InvalidRequest("No call 'é" + "x" * 10_000, param="a" * 10_000)
+    assert error.message == "No call 'é" + "x" * 1990 + "…"
+    assert error.param == "a" * 200 + "…"
+    assert ServingError.from_info(error.info).info == error.info
+    assert ModelNotFound.of("m" * 10_000, ["a", "b"]).message.endswith("m…' does not exist. Available: a, b.")
 
 
 def test_an_unknown_kind_is_internal() -> None:

@@ -30,7 +30,7 @@ from protocols.request import ChatPrompt, Extras, LogprobOptions, Message, Reque
 from protocols.sse import SseParser
 from protocols.token_logprobs import LOWEST_LOGPROB
 from tests.protocols.goldens import answers, error_bodies
-from tests.protocols.openai import check_numbers, chunks
+from tests.protocols.openai import chat_choices, check_numbers, chunks
 from tests.protocols.scripts import (
     LOGPROBS,
     SCRIPTS,
@@ -91,37 +91,6 @@ def goldens() -> dict[str, bytes]:
 # --- streams ------------------------------------------------------------
 
 
-def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
-    """What a client makes of the chunks: one message and finish reason per choice."""
-    choices: list[dict[str, Any]] = [
-        {"role": None, "content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None, "logprobs": []}
-        for _ in range(n)
-    ]
-    for part in parts:
-        for delta in part["choices"]:
-            choice = choices[delta["index"]]
-            assert choice["finish_reason"] is None, "nothing follows the final delta of a choice"
-            choice["finish_reason"] = delta["finish_reason"]
-            choice["logprobs"] += (delta["logprobs"] or {"content": []})["content"]
-            for key, value in delta["delta"].items():
-                if key == "role":
-                    assert choice["role"] is None, "the role comes once"
-                    choice["role"] = value
-                elif key == "tool_calls":
-                    (fragment,) = value
-                    if "id" in fragment:
-                        assert fragment["index"] == len(choice["tool_calls"])
-                        choice["tool_calls"].append(
-                            {"id": fragment["id"], "type": fragment["type"], **fragment["function"]}
-                        )
-                    else:
-                        choice["tool_calls"][fragment["index"]]["arguments"] += fragment["function"]["arguments"]
-                else:
-                    assert value or "role" in delta["delta"], "deltas are never empty strings"
-                    choice[key] += value
-    return choices
-
-
 _CASES = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), legal_scripts(n, logprobs=True), st.booleans()))
 
 
@@ -132,7 +101,7 @@ def test_concatenated_deltas_are_the_body(
     n, script, include_usage = case
     parts = chunks(stream(script, include_usage, n, logprobs=logprobs, progress=progress, tool_choice=tool_choice))
     whole = msgspec.json.decode(body(script, n, logprobs=logprobs, tool_choice=tool_choice))
-    for index, choice in enumerate(fold(parts, n)):
+    for index, choice in enumerate(chat_choices(parts, n)):
         expected = whole["choices"][index]
         message = expected["message"]
         assert choice["role"] == message["role"] == "assistant"
@@ -179,7 +148,7 @@ def test_the_role_comes_with_started_not_with_the_first_text() -> None:
 
 
 def test_B64_logprobs_are_in_the_official_shape() -> None:
-    first, second, *_, last = fold(chunks(stream(LOGPROBS, logprobs=True)), 1)[0]["logprobs"]
+    first, second, *_, last = chat_choices(chunks(stream(LOGPROBS, logprobs=True)), 1)[0]["logprobs"]
     assert first == {
         "token": "Z",
         "bytes": [90],
@@ -208,7 +177,7 @@ def test_a_probability_without_text_has_a_delta_without_content() -> None:
 
 
 def test_calls_without_an_id_get_one_each() -> None:
-    calls = fold(chunks(stream(TWO_CHOICES, n=2)), 2)[0]["tool_calls"]
+    calls = chat_choices(chunks(stream(TWO_CHOICES, n=2)), 2)[0]["tool_calls"]
     assert [call["id"] for call in calls] == ["call_0123456789abcdef0000", "call_0123456789abcdef0001"]
 
 
@@ -222,14 +191,14 @@ def test_calls_without_an_id_get_one_each() -> None:
 )
 def test_B45_the_finish_reason_is_the_same_in_both_modes(tool_choice: ToolChoice, reason: str) -> None:
     script = SCRIPTS["tool_call"]
-    assert fold(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == reason
+    assert chat_choices(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == reason
     assert msgspec.json.decode(body(script, tool_choice=tool_choice))["choices"][0]["finish_reason"] == reason
 
 
 def test_B40_a_cut_call_ends_with_length() -> None:
     script = (*SCRIPTS["tool_call"][:-1], Finished("length", Usage(10, 5)))
     for tool_choice in (ToolChoice(), ToolChoice("required", "get_weather")):
-        assert fold(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == "length"
+        assert chat_choices(chunks(stream(script, tool_choice=tool_choice)), 1)[0]["finish_reason"] == "length"
 
 
 def test_B38_each_call_has_its_own_index() -> None:
@@ -323,7 +292,7 @@ def test_keepalives_are_invisible() -> None:
 
 
 def test_a_call_without_arguments_has_an_empty_object() -> None:
-    *_, call_b = fold(chunks(stream(SCRIPTS["two_tool_calls"])), 1)[0]["tool_calls"]
+    *_, call_b = chat_choices(chunks(stream(SCRIPTS["two_tool_calls"])), 1)[0]["tool_calls"]
     assert call_b == {"id": "call_b", "type": "function", "name": "get_time", "arguments": "{}"}
     encoder = CODEC.encoder(call(), STAMP)
     for event in SCRIPTS["tool_call"][:-2]:

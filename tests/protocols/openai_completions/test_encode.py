@@ -28,7 +28,7 @@ from protocols.events import (
 from protocols.openai_completions import CODEC, CompletionOptions
 from protocols.sse import SseParser
 from tests.protocols.goldens import answers
-from tests.protocols.openai import check_numbers, chunks
+from tests.protocols.openai import LOGPROB_LISTS, check_numbers, chunks, text_choices
 from tests.protocols.scripts import (
     LOGPROBS,
     SCRIPTS,
@@ -86,25 +86,6 @@ def goldens() -> dict[str, bytes]:
 # --- streams ------------------------------------------------------------
 
 
-_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-
-def fold(parts: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
-    """What a client makes of the chunks."""
-    choices: list[dict[str, Any]] = [
-        {"text": "", "finish_reason": None, **{name: [] for name in _LISTS}} for _ in range(n)
-    ]
-    for part in parts:
-        for item in part["choices"]:
-            choice = choices[item["index"]]
-            assert choice["finish_reason"] is None, "nothing follows the final chunk of a choice"
-            choice["finish_reason"] = item["finish_reason"]
-            choice["text"] += item["text"]
-            for name in _LISTS if item["logprobs"] else ():
-                choice[name] += item["logprobs"][name]
-    return choices
-
-
 @st.composite
 def _batches(draw: st.DrawFn) -> tuple[int, int, tuple[Event, ...]]:
     """Prompts, choices of each, and their events, one prompt's script after the other's or interleaved."""
@@ -131,13 +112,13 @@ def test_concatenated_chunks_are_the_body(
         fields["echo"] = True
     parts = chunks(stream(script, **fields))
     whole = msgspec.json.decode(body(script, **fields))
-    for index, (choice, expected) in enumerate(zip(fold(parts, prompts * n), whole["choices"], strict=True)):
+    for index, (choice, expected) in enumerate(zip(text_choices(parts, prompts * n), whole["choices"], strict=True)):
         assert expected["index"] == index
         assert choice["text"] == expected["text"]
         assert choice["text"].startswith(f"Prompt {index // n}: ") == (echo and not logprobs)
         assert choice["finish_reason"] == expected["finish_reason"]
         assert (expected["logprobs"] is not None) == logprobs
-        assert all(choice[name] == (expected["logprobs"] or {name: []})[name] for name in _LISTS)
+        assert all(choice[name] == (expected["logprobs"] or {name: []})[name] for name in LOGPROB_LISTS)
     check_numbers(parts, whole, include_usage)
     assert {(part["id"], part["created"], part["model"], part["object"]) for part in parts} == {
         ("cmpl-0123456789abcdef", 1_700_000_000, 'mo"del/ü', "text_completion")
@@ -169,9 +150,9 @@ def test_usage_counts_all_prompts() -> None:
 
 
 def test_calls_and_reasoning_are_no_text() -> None:
-    assert fold(chunks(stream(SCRIPTS["tool_call"])), 1)[0]["text"] == "Let me look."
-    assert fold(chunks(stream(SCRIPTS["reasoning_then_text"])), 1)[0]["text"] == "42"
-    assert fold(chunks(stream(SCRIPTS["tool_call"])), 1)[0]["finish_reason"] == "stop"
+    assert text_choices(chunks(stream(SCRIPTS["tool_call"])), 1)[0]["text"] == "Let me look."
+    assert text_choices(chunks(stream(SCRIPTS["reasoning_then_text"])), 1)[0]["text"] == "42"
+    assert text_choices(chunks(stream(SCRIPTS["tool_call"])), 1)[0]["finish_reason"] == "stop"
 
 
 def test_B64_logprobs_are_in_the_legacy_shape() -> None:

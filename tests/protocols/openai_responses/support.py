@@ -86,12 +86,13 @@ def read(raw: bytes) -> dict[str, Any]:
     done: list[dict[str, Any]] = []
     item: dict[str, Any] | None = None
     parts: dict[str, dict[str, Any]] = {}  # what is open in the item: the names of its events -> what came so far
+    logprobs: list[dict[str, Any]] = []
     for event in between:
         kind = event["type"]
         assert event["output_index"] == len(done)
         if kind == "response.output_item.added":
             assert item is None
-            item, parts = event["item"], {}
+            item, parts, logprobs = event["item"], {}, []
             assert item["status"] == "in_progress"
             if item["type"].endswith("call"):
                 parts = {"response." + ("function_call_arguments" if "arguments" in item else kind_of(item)): {"": ""}}
@@ -118,10 +119,13 @@ def read(raw: bytes) -> dict[str, Any]:
             type_, whole = _DELTA[family]
             assert item["type"] == type_
             if moment == "delta":
+                assert event["delta"] or event.get("logprobs"), "no delta is empty"
                 parts[family][""] += event["delta"]
+                logprobs += event.get("logprobs", [])
             else:
                 assert moment == "done"
                 assert event[whole] == parts[family][""]
+                assert event.get("logprobs", []) == (logprobs if family == "response.output_text" else [])
                 parts[family]["done"] = event[whole]
                 if type_.endswith("call"):
                     parts.pop(family)
