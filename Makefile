@@ -10,7 +10,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint fmt bench-relay bench-engine clean
+.PHONY: help install serve test test-clients lint fmt bench-relay bench-engine clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,11 @@ serve: ## Serve models; CONFIG=configs/quickstart.yaml
 test: ## Run the tests; PYTEST_ARGS="-k name"
 	@$(install) $(DEV)
 	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
+
+test-clients: ## Try Claude Code and Codex against the server (from npm, once, 800 MB)
+	@$(install) $(DEV)
+	@$(BIN)/python -m tests.clients.packages
+	@$(BIN)/python -m pytest -ra tests/clients $(PYTEST_ARGS)
 
 lint: ## Check style, format and types
 	@$(install) $(DEV)

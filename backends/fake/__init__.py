@@ -6,6 +6,6 @@ A token's id is a function of prompt and position, and its text of its id, so an
 
 from backends.fake.answers import written
 from backends.fake.backend import FakeBackend
-from backends.fake.settings import FakeFault, FakeSettings
+from backends.fake.settings import FakeAgent, FakeCall, FakeFault, FakeSettings
 
-__all__ = ["FakeBackend", "FakeFault", "FakeSettings", "written"]
+__all__ = ["FakeAgent", "FakeBackend", "FakeCall", "FakeFault", "FakeSettings", "written"]

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from backends.adapters import AdapterSet
+from backends.fake.agent import writing
 from backends.fake.settings import FakeFault, FakeSettings
 from backends.fake.tokens import answer_key, prompt_length, shown_prompt, token_at
 from backends.output.assembler import Assembler
 from backends.output.selection import ParserSpec
-from backends.output.stops import StopMatcher
 from protocols.errors import ContextOverflow, InvalidRequest, ServingError
 from protocols.events import (
     Echo,
@@ -60,24 +62,38 @@ class _Choice:
     def __init__(
         self, request: Request, settings: FakeSettings, index: int, prompt_tokens: int, adapters: AdapterSet
     ) -> None:
-        room = settings.context_length - prompt_tokens
-        ends_itself = request.max_tokens is None and not request.ignore_eos and settings.tokens <= room
-        self.reason: FinishReason = "stop" if ends_itself else "length"
         self.index = index
         self.position = len(request.resume)
-        self._limit = settings.tokens if ends_itself else room
-        if request.max_tokens is not None:
-            self._limit = min(request.max_tokens, room)
-        self._fills_context = not ends_itself and self._limit == room
         self._key = answer_key(request, adapters)
         self._piece = settings.piece
-        self._stops = StopMatcher(request.stop)
-        for token in request.resume:
-            self._text(token)
+        self._writing = None if settings.agent is None else writing(request.prompt, settings.agent)
+        room = settings.context_length - prompt_tokens
+        limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        if self._writing is not None:
+            length = len(self._writing.pieces)
+            ends_itself = length <= limit
+        else:
+            length = settings.tokens
+            ends_itself = request.max_tokens is None and not request.ignore_eos and length <= room
+        self._reason: FinishReason = "stop" if ends_itself else "length"
+        self._limit = length if ends_itself else limit
+        self._fills_context = not ends_itself and limit == room
+        parser = self._writing.parser if self._writing is not None else None
+        self._assembler = Assembler(request.stop, index, parser=parser and parser.make(request.id, index))
+        for position, token in enumerate(request.resume):
+            self._feed(position, token)
+
+    @property
+    def reason(self) -> FinishReason:
+        return self._assembler.finish_reason("stop" if self.stop_sequence is not None else self._reason)
 
     @property
     def stop_sequence(self) -> str | None:
-        return self._stops.matched
+        return self._assembler.stop_sequence
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._assembler.reasoning_tokens
 
     @property
     def truncated(self) -> bool:
@@ -85,23 +101,21 @@ class _Choice:
 
     @property
     def ended(self) -> bool:
-        return self.stop_sequence is not None or self.position >= self._limit
+        return self.stop_sequence is not None or self._assembler.stop_now or self.position >= self._limit
 
-    def _text(self, token: int) -> str:
-        text = self._stops.feed(f"{self._piece}{token}")
-        if self.stop_sequence is not None:
-            self.reason = "stop"
-        return text
+    def _feed(self, position: int, token: int) -> list[Event]:
+        text = f"{self._piece}{token}" if self._writing is None else self._writing.pieces[position]
+        return self._assembler.feed(text.encode())
 
-    def advance(self) -> tuple[str, tuple[int, ...]]:
-        """The next token and the text it sets free; no token, only held text, when the answer was complete before."""
+    def advance(self) -> tuple[list[Event], tuple[int, ...]]:
+        """The next token and what it sets free; no token, only what was held, when the answer was complete before."""
         if self.ended:
-            return self._stops.finish(), ()
+            return self._assembler.finish(self._reason), ()
         token = token_at(self._key, self.position, self.index)
+        events = self._feed(self.position, token)
         self.position += 1
-        text = self._text(token)
         # "text held back for a possible stop word is lost in streams when the limit ends generation …. Flush it."
-        return (text + self._stops.finish() if self.ended else text), (token,)
+        return (events + self._assembler.finish(self._reason) if self.ended else events), (token,)
 
 
 class Generated:
@@ -146,9 +160,10 @@ class Generated:
         return progress + [self._frame(choice) for choice in list(self._choices)]
 
     def _frame(self, choice: _Choice) -> Frame:
-        text, tokens = choice.advance()
-        timings = self._timings(choice) if self._extras.timings else None
-        events: list[Event] = [TextDelta(text, choice=choice.index, timings=timings)] if text else []
+        events, tokens = choice.advance()
+        if self._extras.timings:
+            timings = self._timings(choice)
+            events = [replace(e, timings=timings) if isinstance(e, TextDelta) else e for e in events]
         if choice.ended:
             events.append(self._finished(choice))
             self._choices.remove(choice)
@@ -159,7 +174,7 @@ class Generated:
         return Finished(
             choice.reason,
             # A resumed answer is one answer: its usage counts what the lost replica generated too.
-            Usage(self.prompt_tokens, choice.position),
+            Usage(self.prompt_tokens, choice.position, reasoning_tokens=choice.reasoning_tokens),
             choice.stop_sequence,
             self._timings(choice),
             choice.index,

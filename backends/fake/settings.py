@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from protocols.errors import ErrorInfo, ServingError
 
@@ -33,6 +33,27 @@ class FakeFault(BaseModel):
         return ServingError.from_info(ErrorInfo(self.kind, f"Injected error of kind {self.kind}"))
 
 
+class FakeCall(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    arguments: dict[str, JsonValue] = {}
+
+
+class FakeAgent(BaseModel):
+    """What is written in place of made-up tokens, a word for each.
+
+    A request that offers tools of `calls`, and has no result of any tool yet, is answered with those calls; every other
+    one with `text`. Either comes after `reasoning`, unless the request turns thinking off.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    reasoning: str = ""
+    calls: tuple[FakeCall, ...] = ()
+
+
 class FakeSettings(BaseModel):
     """`tokens` is the length of an answer whose request does not set `max_tokens`; a request that does gets that many.
 
@@ -55,4 +76,5 @@ class FakeSettings(BaseModel):
     adapters: tuple[str, ...] = ()
     tasks: tuple[Literal["generate", "embed", "rerank"], ...] = ("generate", "embed", "rerank")
     embedding_length: int = Field(8, ge=1)
+    agent: FakeAgent | None = None
     fail_at: FakeFault | None = None
