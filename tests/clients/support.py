@@ -95,8 +95,10 @@ async def codex(port: int, folder: Path, *options: str, model: str = MODEL, with
     return await run([*command, *options, "Write the file."], folder, {"KEY": "key"}, within_s)
 
 
-def turns(exchanges: Sequence[Exchange], path: str, codec: Codec[Any]) -> list[ChatPrompt]:
-    """The prompts of all requests to `path`."""
-    prompts = [codec.decode(e.body, "r1").request.prompt for e in exchanges if e.path.split("?")[0] == path]
-    assert all(isinstance(prompt, ChatPrompt) for prompt in prompts)
-    return [prompt for prompt in prompts if isinstance(prompt, ChatPrompt)]
+def check_prefix(exchanges: Sequence[Exchange], path: str, codec: Codec[Any]) -> None:
+    """The second request to `path` begins with the whole first one: nothing that was computed is computed again."""
+    before, after, *_ = (codec.decode(e.body, "r1").request.prompt for e in exchanges if e.path.split("?")[0] == path)
+    assert isinstance(before, ChatPrompt)
+    assert isinstance(after, ChatPrompt)
+    assert after.tools == before.tools
+    assert after.messages[: len(before.messages)] == before.messages

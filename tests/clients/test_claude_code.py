@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocols.anthropic_messages import CODEC
 from tests.clients.relay import Relay
-from tests.clients.support import FILE, MODEL, claude_code, turns
+from tests.clients.support import FILE, MODEL, check_prefix, claude_code
 from tests.deployments.local_server import LocalServer
 from tests.protocols.anthropic_messages import checker
 
@@ -36,9 +36,7 @@ async def test_it_runs_a_command_and_answers(agent: LocalServer, tmp_path: Path)
     assert results["content"][0]["tool_use_id"] == call["content"][1]["id"]
     assert not results["content"][0].get("is_error")
 
-    before, after = turns(exchanges, PATH, CODEC)
-    assert after.tools == before.tools
-    assert after.messages[: len(before.messages)] == before.messages, "what was computed is computed again"
+    check_prefix(exchanges, PATH, CODEC)
 
 
 async def test_it_says_that_there_is_no_such_model(agent: LocalServer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocols.openai_responses import CODEC
 from tests.clients.relay import Relay
-from tests.clients.support import FILE, codex, turns
+from tests.clients.support import FILE, check_prefix, codex
 from tests.deployments.local_server import LocalServer
 from tests.protocols.openai_responses.support import read, visible
 
@@ -35,9 +35,7 @@ async def test_it_runs_a_command_and_answers(agent: LocalServer, tmp_path: Path)
     results = [item for item in second.json["input"] if item["type"] == "function_call_output"]
     assert [item["call_id"] for item in results] == [call["output"][1]["call_id"]]
 
-    before, after = turns(exchanges, PATH, CODEC)
-    assert after.tools == before.tools
-    assert after.messages[: len(before.messages)] == before.messages, "what was computed is computed again"
+    check_prefix(exchanges, PATH, CODEC)
 
 
 async def test_it_says_that_there_is_no_such_model(agent: LocalServer, tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ async def test_B14_the_tokens_of_a_turn_begin_with_those_of_the_one_before(
     first, second = before.prompt, after.prompt
     second = msgspec.structs.replace(second, tools=first.tools)  # a tool that was searched for changes the head, once
     texts = [await backend.apply_template(prompt) for prompt in (first, second)]
-    ids = [[piece.id for piece in await backend.tokenize(text)] for text in texts]
+    ids = [[piece.token for piece in await backend.tokenize(text)] for text in texts]
     assert len(ids[1]) > len(ids[0]) > 1000
     assert ids[1][: len(ids[0])] == ids[0]
