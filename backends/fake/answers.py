@@ -78,8 +78,9 @@ class _Choice:
         self._reason: FinishReason = "stop" if ends_itself else "length"
         self._limit = length if ends_itself else limit
         self._fills_context = not ends_itself and limit == room
-        parser = self._writing.parser if self._writing is not None else None
-        self._assembler = Assembler(request.stop, index, parser=parser and parser.make(request.id, index))
+        spec = None if self._writing is None else self._writing.parser
+        parser = None if spec is None else spec.make(request.id, index)
+        self._assembler = Assembler(request.stop, index, parser=parser)
         for position, token in enumerate(request.resume):
             self._feed(position, token)
 
