@@ -11,7 +11,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test fuzz lint fmt bench-relay bench-encoding bench-engine clean
+.PHONY: help install serve test test-clients test-chaos fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,11 @@ test: ## Run the tests; PYTEST_ARGS="-k name"
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+test-clients: ## Try Claude Code and Codex against the server (from npm, once, 800 MB)
+	@$(install) $(DEV)
+	@$(BIN)/python -m tests.clients.packages
+	@$(BIN)/python -m pytest -ra tests/clients $(PYTEST_ARGS)
 
 lint: ## Check style, format and types
 	@$(install) $(DEV)

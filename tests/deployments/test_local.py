@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from backends.base import BackendStartError
@@ -31,10 +28,8 @@ from deployments.settings import GatewaySettings, ModelSettings
 from protocols.errors import BackendLost, ModelNotFound, Overloaded
 from protocols.events import Frame
 from protocols.request import Request
+from tests.deployments.local_server import ROOT, LocalServer
 from tests.deployments.support import request, tokens
-
-ROOT = Path(__file__).parents[2]
-
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
@@ -168,59 +163,18 @@ def test_ray_is_not_imported(module: str) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
-    """`tokenyard serve --local` in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.config = folder / "config.yaml"
-        backend = {"kind": "fake", "tokens": 8}
-        applications = [
-            {"name": name, "import_path": "deployments.app:model", "args": {"backend": backend}}
-            for name in ("fake", "org/other")
-        ]
-        http_options = {"host": "127.0.0.1", "port": self.port}
-        self.config.write_text(yaml.safe_dump({"http_options": http_options, "applications": applications}))
-        self.out = folder / "out"
-        command = [sys.executable, "-m", "deployments.cli", "serve", "--local", str(self.config)]
-        with self.out.open("w") as out:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-            )
-        deadline = time.monotonic() + 60
-        while "Tokenyard is ready." not in self.output:
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output
-            time.sleep(0.02)
-
-    @property
-    def output(self) -> str:
-        return self.out.read_text()
-
-    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(timeout=30)
-        finally:
-            self.process.kill()
-            self.process.wait()
+FAKE = {"kind": "fake", "tokens": 8}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("local"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    server = LocalServer(tmp_path_factory.mktemp("local"), {"fake": FAKE, "org/other": FAKE})
     yield server
     server.stop()
 
 
 @pytest.fixture
-def sdk(server: Server) -> Iterator[openai.OpenAI]:
+def sdk(server: LocalServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
 
@@ -256,7 +210,7 @@ def test_the_sdk_raises_the_errors_it_knows(sdk: openai.OpenAI) -> None:
     assert bad.value.param == "messages"
 
 
-def test_the_request_id_is_echoed(server: Server) -> None:
+def test_the_request_id_is_echoed(server: LocalServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/health", headers={"x-request-id": "abc"})
     response = connection.getresponse()
@@ -265,7 +219,7 @@ def test_the_request_id_is_echoed(server: Server) -> None:
     connection.close()
 
 
-def test_the_banner_shows_a_request_that_works(server: Server, sdk: openai.OpenAI) -> None:
+def test_the_banner_shows_a_request_that_works(server: LocalServer, sdk: openai.OpenAI) -> None:
     assert f"http://127.0.0.1:{server.port}/v1" in server.output
     assert "fake, org/other" in server.output
     body = server.output.split("-d '", 1)[1].split("'\n", 1)[0]
@@ -275,7 +229,7 @@ def test_the_banner_shows_a_request_that_works(server: Server, sdk: openai.OpenA
     connection.close()
 
 
-def test_one_can_talk_to_it(server: Server) -> None:
+def test_one_can_talk_to_it(server: LocalServer) -> None:
     url = f"http://127.0.0.1:{server.port}"
     result = CliRunner().invoke(main, ["chat", "fake", "--url", url, "--max-tokens", "3"], input="Hi\nAnd?\n")
     assert result.exit_code == 0, result.output
@@ -284,13 +238,13 @@ def test_one_can_talk_to_it(server: Server) -> None:
     assert all(answer.count(" token") == 3 for answer in answers)
 
 
-def test_talking_to_a_model_there_is_not_says_so(server: Server) -> None:
+def test_talking_to_a_model_there_is_not_says_so(server: LocalServer) -> None:
     result = CliRunner().invoke(main, ["chat", "none", "--url", f"http://127.0.0.1:{server.port}"], input="Hi\n")
     assert result.exit_code == 1
     assert "The model 'none' does not exist. Available: fake, org/other." in result.output
 
 
-def test_a_second_server_on_its_port_says_who_has_it(server: Server) -> None:
+def test_a_second_server_on_its_port_says_who_has_it(server: LocalServer) -> None:
     result = CliRunner().invoke(main, ["serve", "--local", str(server.config)])
     assert result.exit_code == 1
     (line,) = result.output.splitlines()
@@ -299,7 +253,7 @@ def test_a_second_server_on_its_port_says_who_has_it(server: Server) -> None:
 
 
 def test_ctrl_c_stops_it(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = LocalServer(tmp_path, {"fake": FAKE})
     assert server.stop() == 0, server.output
     assert server.output.endswith("stopped\n")
     assert "Traceback" not in server.output

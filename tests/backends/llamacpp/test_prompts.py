@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -20,6 +21,7 @@ from protocols.errors import InvalidRequest, NotSupported
 from protocols.request import ChatPrompt, InfillPrompt, Message, TextPart, TextPrompt, Tool, ToolCall
 from tests.backends.contract import chat
 from tests.backends.llamacpp.helpers import greedy
+from tests.protocols.captures import Recorded, turns
 
 if TYPE_CHECKING:
     from backends.chat_template import ChatTemplates
@@ -111,3 +113,15 @@ async def test_an_answer_is_continued(backend: LlamaCppBackend) -> None:
 async def test_a_model_without_gap_tokens_says_so(backend: LlamaCppBackend) -> None:
     with pytest.raises(NotSupported, match="cannot fill gaps"):
         await backend.count_tokens(greedy(InfillPrompt("a", "b")))
+
+
+@pytest.mark.parametrize(("before", "after"), turns(), ids=lambda request: str(request))
+async def test_B14_the_tokens_of_a_turn_begin_with_those_of_the_one_before(
+    backend: LlamaCppBackend, before: Recorded, after: Recorded
+) -> None:
+    first, second = before.prompt, after.prompt
+    second = msgspec.structs.replace(second, tools=first.tools)  # a tool that was searched for changes the head, once
+    texts = [await backend.apply_template(prompt) for prompt in (first, second)]
+    ids = [[piece.token for piece in await backend.tokenize(text)] for text in texts]
+    assert len(ids[1]) > len(ids[0]) > 1000
+    assert ids[1][: len(ids[0])] == ids[0]

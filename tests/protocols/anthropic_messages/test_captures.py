@@ -1,10 +1,9 @@
-"""What real clients sent: bodies recorded from them, with the long strings put back at their length."""
+"""What real clients sent."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,12 +13,8 @@ from backends.chat_template import ChatTemplates
 from protocols.anthropic_messages import CODEC
 from protocols.codec import Call
 from protocols.request import ChatPrompt
+from tests.protocols.captures import requests
 from tests.protocols.scripts import SCRIPTS, STAMP
-
-FOLDER = Path(__file__).parents[4] / "shared" / "data" / "client-captures"
-BILLING = "x-anthropic-billing-header: cc_version=2.1.332; cc_entrypoint=sdk-cli; cch={};"
-BILLING_CHARS = 74
-"""How long Claude Code's first system block was."""
 
 CLAUDE_CODE = [
     "claude-code-2.1.197_tool_turn",
@@ -32,36 +27,10 @@ OTHERS = ["opencode-1.18.33_anthropic", "python_sdks_langchain", "js_sdks_vercel
 
 
 def bodies(name: str) -> list[dict[str, Any]]:
-    path = FOLDER / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"there is no {path}")
-    calls = [call for call in json.loads(path.read_text()) if call["path"].startswith("/v1/messages")]
-    return [_whole(call["body"], turn) for turn, call in enumerate(calls)]
-
-
-def _whole(value: Any, turn: int) -> Any:
-    match value:
-        case {"<keys>": keys}:
-            return {key: _SCHEMA[key] for key in keys}
-        case dict():
-            return {key: _whole(inner, turn) for key, inner in value.items()}
-        case list():
-            return [_whole(inner, turn) for inner in value]
-        case str() if value.startswith("<str "):
-            length = int(value[5:-1])
-            if length == BILLING_CHARS:
-                return BILLING.format(turn)
-            return (f"<reminder>{length}</reminder>\n" * length)[:length]
-    return value
-
-
-_SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "properties": {"path": {"type": "string", "pattern": "^/"}, "n": {"anyOf": [{"type": "integer"}, {"const": 0}]}},
-    "required": ["path"],
-    "additionalProperties": False,
-}  # fmt: skip
+    found = [request.body for request in requests(name) if request.body and request.path.startswith("/v1/messages")]
+    if not found:
+        pytest.skip("the recorded bodies of clients are not here")
+    return found
 
 
 def decoded(body: dict[str, Any]) -> tuple[Call[Any], ChatPrompt]:

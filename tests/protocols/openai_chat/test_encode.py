@@ -164,7 +164,7 @@ def test_B64_logprobs_are_in_the_official_shape() -> None:
 
 def test_a_probability_of_zero_is_the_lowest_there_is() -> None:
     script = (START, TextDelta("a", (TokenLogprob(1, b"a", float("-inf")),)), Finished("stop", Usage(1, 1)))
-    (entry,) = fold(chunks(stream(script, logprobs=True)), 1)[0]["logprobs"]
+    (entry,) = chat_choices(chunks(stream(script, logprobs=True)), 1)[0]["logprobs"]
     assert entry["logprob"] == LOWEST_LOGPROB
 
 
