@@ -164,8 +164,8 @@ def _fallbacks(can: Abilities) -> tuple[Abilities, Abilities]:
 
 
 def thinking(reasoning: Reasoning, can: Abilities) -> dict[str, Any]:
-    """The template's variables for it."""
-    enabled = False if reasoning.effort == "none" else reasoning.enabled
+    """The template's variables for it. To think no token is not to think."""
+    enabled = False if reasoning.effort == "none" or reasoning.budget_tokens == 0 else reasoning.enabled
     variables: dict[str, Any] = {}
     if enabled is not None:
         variables = {switch.variable: switch.on if enabled else switch.off for switch in can.switches}

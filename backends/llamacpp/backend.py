@@ -24,6 +24,7 @@ from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
 from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
+from backends.output.selection import ParserSpec
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -42,9 +43,6 @@ T = TypeVar("T")
 
 _INLINE_SIZE = 4096
 """Prompts of so many characters are tokenised in a millisecond or two; larger ones leave the event loop."""
-
-_TAIL = 16
-"""So many tokens at the end of a prompt show whether the model is to think first."""
 
 
 class LlamaCppBackend(Unsupported):
@@ -76,7 +74,7 @@ class LlamaCppBackend(Unsupported):
         prompt = prepared.tokens
         if len(prompt) >= loaded.card.context_length:
             raise ContextOverflow.of(len(prompt), loaded.card.context_length)
-        sampling = await self._sampling(request, prompt)
+        sampling = await self._sampling(request, prepared.parser)
         speculation = self._speculation(request)
         echo = (
             await self._aside(partial(_echo, loaded.model, prompt, sampling, speculation), len(prompt))
@@ -237,13 +235,12 @@ class LlamaCppBackend(Unsupported):
             )
         return generating.slot_store, engine
 
-    async def _sampling(self, request: Request, prompt: Tokens) -> SamplerSpec:
+    async def _sampling(self, request: Request, parser: ParserSpec | None) -> SamplerSpec:
         """What `request` says about its tokens. Grammars and long lists take a while."""
         loaded, _ = self._alive()
 
         def spec() -> SamplerSpec:
-            tail = b"".join(map(loaded.model.special_piece, prompt[-_TAIL:].tolist())).decode("utf-8", "replace")
-            return sampler_spec(loaded.model, with_tool_grammar(request, loaded.tokenizer.templates, tail))
+            return sampler_spec(loaded.model, with_tool_grammar(request, parser), parser)
 
         quick = is_quick(request) and not demands_grammar(request)
         return await self._aside(spec, 0 if quick else _INLINE_SIZE + 1)

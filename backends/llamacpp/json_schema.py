@@ -46,17 +46,21 @@ MAX_CHOICES = 400
 MAX_NESTED_CHOICES = 32
 
 
-def to_gbnf(schema: object, path: str = "json_schema") -> str:
-    """`path` is what the paths in errors begin with. The same schema always gives the same text."""
-    check_size(schema, path)
-    converter = _Converter(schema, path, RuleWriter(), "root")
+def to_gbnf(schema: object, path: str = "json_schema", *, root: object = None) -> str:
+    """`path` is what the paths in errors begin with. The same schema always gives the same text.
+
+    `schema` may be part of `root`, which is what references in it point into then.
+    """
+    for document in (schema, root):
+        check_size(document, path)
+    converter = _Converter(schema, path, RuleWriter(), "root", root)
     converter.run()
     return converter.checked_text()
 
 
-def write_rule(rules: RuleWriter, schema: object, path: str, name: str) -> str:
+def write_rule(rules: RuleWriter, schema: object, path: str, name: str, *, root: object = None) -> str:
     """The name of a rule for `schema`, which `to_gbnf` has been found to take, beside the other rules of a grammar."""
-    converter = _Converter(schema, path, rules, name)
+    converter = _Converter(schema, path, rules, name, root)
     converter.run()
     return converter.root
 
@@ -64,12 +68,13 @@ def write_rule(rules: RuleWriter, schema: object, path: str, name: str) -> str:
 class _Converter:
     """Rules are named when they are first needed, and written one after the other: schemas may refer to themselves."""
 
-    def __init__(self, schema: object, path: str, rules: RuleWriter, name: str) -> None:
+    def __init__(self, schema: object, path: str, rules: RuleWriter, name: str, document: object = None) -> None:
+        """`schema` is `document`, or part of it."""
         self._path = path
         self._rules = rules
-        self._plainer = Plainer(schema, path)
+        self._plainer = Plainer(schema if document is None else document, path)
         self.root = self._rules.reserve(name)
-        self._named: dict[str, str] = {'{"$ref": "#"}': self.root}
+        self._named: dict[str, str] = {'{"$ref": "#"}': self.root} if document is None else {}
         self._todo: deque[tuple[str, object, str]] = deque([(self.root, schema, path)])
         self._paths = {self.root: path}
         self._nested_choices = 0

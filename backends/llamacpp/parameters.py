@@ -13,7 +13,9 @@ from backends.llamacpp.logprobs import check_options
 from backends.llamacpp.sampler import GrammarSource, SamplerSpec
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import dry_sampler
+from backends.llamacpp.thinking import thinking_spec
 from backends.llamacpp.triggers import Trigger
+from backends.output.selection import ParserSpec
 from protocols.errors import InvalidRequest
 from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, Request, TextBias
 
@@ -47,8 +49,8 @@ def is_quick(request: Request) -> bool:
     return request.constraint is None and not dries and len(biases) <= _QUICK_BIASES and texts <= 20 * _QUICK_BIASES
 
 
-def sampler_spec(model: Model, request: Request) -> SamplerSpec:
-    """`InvalidRequest` names the field that cannot be used. Safe on any thread."""
+def sampler_spec(model: Model, request: Request, parser: ParserSpec | None = None) -> SamplerSpec:
+    """`parser` reads the answer. `InvalidRequest` names the field that cannot be used. Safe on any thread."""
     params = SamplerParams.of(request.sampling)
     return SamplerSpec(
         params=params,
@@ -56,6 +58,7 @@ def sampler_spec(model: Model, request: Request) -> SamplerSpec:
         dry=dry_sampler(model, params),
         grammar=None if request.constraint is None else GrammarSource(model, grammar_spec(request.constraint)),
         logprobs=request.logprobs,
+        thinking=thinking_spec(model, request, parser),
     )
 
 

@@ -357,10 +357,10 @@ class Runner:
     def _shift(self, task: Task) -> None:
         """The context of `task` is full: it forgets old tokens and goes on."""
         sequence = task.sequence
-        sequence.shifted = True
         slot = sequence.slot
         keep, count = shift_range(task, slot.length, self._context_length, self._model.adds_bos)
         if self.kv.shift(slot, keep, count):
+            sequence.shifted = True
             sequence.tokens = NO_TOKENS
             return
         sequence.tokens = np.append(slot.tokens, np.int32(sequence.next_token))
@@ -369,6 +369,7 @@ class Runner:
 
     def _shift_tokens(self, task: Task) -> None:
         """The same to tokens that are not computed yet."""
+        task.sequence.shifted = True
         tokens = task.sequence.tokens
         keep, count = shift_range(task, len(tokens), self._context_length, self._model.adds_bos)
         task.sequence.tokens = np.concatenate([tokens[:keep], tokens[keep + count :]])

@@ -13,6 +13,7 @@ from backends.llamacpp.grammar import Grammar, GrammarSpec
 from backends.llamacpp.logit_bias import NO_BIASES, Biases
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import Candidates, DrySampler, SamplerChain
+from backends.llamacpp.thinking import Thinking, ThinkingSpec
 from protocols.errors import InvalidRequest
 from protocols.events import TokenLogprob
 from protocols.request import LogprobOptions
@@ -51,6 +52,7 @@ class SamplerSpec(msgspec.Struct, frozen=True):
     dry: DrySampler | None = None
     grammar: GrammarSource | None = None
     logprobs: LogprobOptions | None = None
+    thinking: ThinkingSpec | None = None
 
     @property
     def shown(self) -> frozenset[int]:
@@ -75,6 +77,7 @@ class Sampler:
         self._model = model
         self._chain = chain
         self._grammar: Grammar | None = None
+        self._thinking = None if spec.thinking is None else Thinking(model, spec.thinking)
         self._banned = [token for token, bias in spec.biases.items() if bias == -np.inf]
         self._after_sampling = spec.logprobs is not None and spec.logprobs.after_sampling
         try:
@@ -90,43 +93,79 @@ class Sampler:
         try:
             sampler._chain.observe_prompt(prompt)
             sampler._chain.replay(resume)
-            sampler._replay_grammar(resume)
+            sampler._replay(resume)
         except (InvalidRequest, LlamaCppError):
             sampler.close()
             raise
         return sampler
 
-    def _replay_grammar(self, tokens: Tokens) -> None:
-        if self._grammar is None:
+    def _replay(self, tokens: Tokens) -> None:
+        """Brings grammar and thinking to where they stood; the chain has its own way."""
+        if self._grammar is None and self._thinking is None:
             return
         for token in tokens.tolist():
-            if not self._grammar.allows(token):
+            if not self._take(token):
                 raise InvalidRequest("What was generated so far does not match the grammar", param="resume")
-            self._grammar.accept(token)
+
+    def _take(self, token: int) -> bool:
+        """Tells grammar and thinking of `token`, if it may come next."""
+        thinking, grammar = self._thinking, self._grammar
+        if grammar is not None and not (thinking is not None and thinking.inside):
+            if grammar.allows(token):
+                grammar.accept(token)
+            elif thinking is None or not thinking.breaks_line(token):
+                return False
+        if thinking is not None:
+            thinking.accept(token)
+        return True
 
     def draw(self, context: Context, row: int) -> Drawn | None:
         """The next token, from the logits of `row` of the last decoded batch. None: nothing can follow.
 
         `InvalidRequest` if the grammar turns out to be too ambiguous to follow.
         """
+        thinking = self._thinking
+        if thinking is not None and (forced := thinking.forced) is not None:
+            return self._forced(context.logits(row), forced)
         options = self.spec.logprobs
         if self._grammar is None and not self._after_sampling:
             token = self._chain.sample(context, row)
+            if thinking is not None:
+                thinking.accept(token)
             if options is None:
                 return Drawn(token)
             return Drawn(token, logprobs.before_sampling(self._model, context.logits(row), token, options.top))
         logits = context.logits(row)
         candidates = Candidates.of(logits)
         token = self._chain.pick(candidates)
-        if self._grammar is not None:
-            if not self._grammar.allows(token):
-                allowed = self._draw_allowed(self._grammar, logits, candidates)
-                if allowed is None:
-                    return None
-                token = allowed
-            self._grammar.accept(token)
+        if self._grammar is not None and thinking is not None and thinking.inside:
+            if self._may_not_follow(thinking, token):
+                thinking.close()
+                return self._forced(logits, thinking.forced, drawn=True)
+        if not self._take(token):
+            assert self._grammar is not None
+            allowed = self._draw_allowed(self._grammar, logits, candidates)
+            if allowed is None:
+                return None
+            token = allowed
+            self._take(token)
         self._chain.accept(token)
         return Drawn(token, self._logprob(logits, candidates, token))
+
+    def _may_not_follow(self, thinking: Thinking, token: int) -> bool:
+        """Inside the thinking before a grammar: what would end the answer, or begin what the grammar is for unseen."""
+        if token in self._model.end_tokens:
+            return self._grammar is not None and not self._grammar.spec.lazy
+        return thinking.goes_on(token)
+
+    def _forced(self, logits: Logits, token: int | None, *, drawn: bool = False) -> Drawn:
+        """`token`, whatever is likely. A random number is drawn as for any other, and so `replay` counts right."""
+        assert token is not None
+        if not drawn:
+            self._chain.pick(Candidates.of(logits))
+        self._take(token)
+        self._chain.accept(token)
+        return Drawn(token)
 
     def _draw_allowed(self, grammar: Grammar, logits: Logits, candidates: Candidates) -> int | None:
         """The draw again, among what the grammar lets follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -133,6 +134,34 @@ def test_half_a_character_is_held_back() -> None:
     assert assembler.feed(fox[3:]) == [TextDelta("🦊")]
     assert assembler.feed(fox[:2]) == []
     assert assembler.finish() == [TextDelta("\ufffd")]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_B52_the_stream_goes_on_behind_a_split_character(size: int) -> None:
+    """Whatever the tokens, deltas are parts of the whole, and none waits for more than a character."""
+    text = "日本語の長い答え、絵文字🦊も。" * 20
+    data = text.encode()
+    assembler = Assembler()
+    shown = ""
+    for end in range(size, len(data) + size, size):
+        shown += text_of(assembler.feed(data[end - size : end]))
+        assert shown == data[:end].decode(errors="ignore")
+    assert (shown, text_of(assembler.finish())) == (text, "")
+
+
+def test_B57_a_stop_string_may_span_tokens() -> None:
+    letters = " ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    pieces = [piece.encode() for piece in re.split("(?= )", letters)]
+    assert run(pieces, ("O P Q",)) == ("A B C D E F G H I J K L M N ", "O P Q")
+
+
+@pytest.mark.parametrize("pieces", [["Alice!"], ["Al", "ice", "!"], list("Alice!")])
+def test_B58_what_was_held_back_is_sent_once(pieces: list[str]) -> None:
+    assembler = Assembler(("\n", "Alice:"))
+    shown = [text_of(assembler.feed(piece.encode())) for piece in pieces]
+    assert "".join(shown) == "Alice!"
+    assert text_of(assembler.feed(b" Alice:")) == " "
+    assert (assembler.stop_sequence, assembler.finish()) == ("Alice:", [])
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_answer() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 
+import msgspec
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -36,6 +37,7 @@ from protocols.request import (
     TextPrompt,
     TokenPrompt,
     Tool,
+    ToolChoice,
 )
 from tests.backends.contract import Answer, BackendContract, answer, chat, until
 from tests.protocols.scripts import COMPLETE, FAILING, SCRIPTS
@@ -189,6 +191,17 @@ async def test_scripts_of_frames_in_order() -> None:
     backend.enqueue(SCRIPTS["empty"])
     assert [frame async for frame in backend.generate(request())] == frames
     assert len([frame async for frame in backend.generate(request())]) == 2
+
+
+async def test_what_a_model_would_write_where_no_call_may_be_made() -> None:
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    backend = await started()
+    for choice, text, calls in ((ToolChoice("none"), f"So. {call}", 0), (ToolChoice(), "So.", 1)):
+        prompt = ChatPrompt((), (Tool("now"),), tool_choice=choice)
+        backend.enqueue(written(["So. ", call], parser_for(prompt, OutputFormats.of("<tool_call>"), "")))
+        got = (await answer(backend, msgspec.structs.replace(request(), prompt=prompt))).choice
+        assert (got.text, len(got.tool_calls)) == (text, calls)
+        assert got.reason == ("tool_calls" if calls else "stop")
 
 
 async def test_what_a_model_would_write() -> None:

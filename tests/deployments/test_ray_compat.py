@@ -151,6 +151,19 @@ def test_a_streaming_handle_goes_where_it_is_told() -> None:
     assert len(routers.made) == 1, "handles made from one share its router"
 
 
+def test_a_unary_handle_goes_where_it_is_told() -> None:
+    """Also one that is made from a streaming handle."""
+    routers = Routers()
+    plain = handle(routers)
+    for source in (plain, ray_compat.streaming_handle(plain, by_reference=True)):
+        for by_reference in (True, False):
+            unary = ray_compat.unary_handle(source, by_reference=by_reference)
+            assert unary.handle_options == DynamicHandleOptions(stream=False, _by_reference=by_reference)
+            assert unary.answer.handle_options == DynamicHandleOptions("answer", _by_reference=by_reference)
+            assert (unary.deployment_name, unary.app_name) == ("Model", "m")
+    assert len(routers.made) == 1, "handles made from one share its router"
+
+
 def test_a_method_of_a_streaming_handle_keeps_its_options() -> None:
     generate = ray_compat.streaming_handle(handle(Routers()), by_reference=True).generate
     assert generate.handle_options == DynamicHandleOptions("generate", stream=True, _by_reference=True)

@@ -17,7 +17,7 @@ _BEGIN, _END = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 def _call(tool: Tool) -> Node:
-    begin = f'{{"tool_call_id": "0", "tool_name": {json.dumps(tool.name)}, "parameters": '
+    begin = f'{{"tool_call_id": "0", "tool_name": {json.dumps(tool.name, ensure_ascii=False)}, "parameters": '
     return All((Text(begin), Json(schema_of(tool)), Text("}")))
 
 

@@ -20,9 +20,11 @@ from backends.output.tools.grammar import (
     Node,
     Text,
     Until,
-    argument_list,
+    arguments_of,
     is_text,
     listed,
+    schema_of,
+    without,
     wrapped,
 )
 from backends.output.tools.json_calls import json_string, json_value
@@ -121,12 +123,13 @@ class _Notation(msgspec.Struct, frozen=True):
 
     def _written(self, tool: Tool) -> Node:
         """Strings in the quotes of the notation. Objects and lists in JSON, which is read as well as its own form."""
-        return All((Text(tool.name + "{"), *argument_list(tool, self._argument, ","), Text("}")))
+        arguments = arguments_of(tool, self._argument, without(":", "{", "}", '"', self.quote[0]))
+        return All((Text(tool.name + "{"), *arguments.listed(","), Text("}")))
 
-    def _argument(self, name: str, schema: object) -> Node:
+    def _argument(self, tool: Tool, name: Node, key: str, schema: object) -> Node:
         if is_text(schema):
-            return All((Text(f"{name}:{self.quote}"), Until(self.quote)))
-        return All((Text(f"{name}:"), Json(schema)))
+            return All((name, Text(f":{self.quote}"), Until(self.quote)))
+        return All((name, Text(":"), Json(schema, schema_of(tool))))
 
 
 def _read_code(out: Writer, marker: str) -> Reading[str]:

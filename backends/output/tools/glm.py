@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backends.output.json_text import escaped
 from backends.output.reading import NotACall, Reading, choose, expect, skip_space, until
 from backends.output.tools.format import ToolFormat
-from backends.output.tools.grammar import All, CallGrammar, Maybe, Node, Text, arguments_of, bare_value, wrapped
+from backends.output.tools.grammar import All, CallGrammar, Node, Text, arguments_of, bare_value, without, wrapped
 from backends.output.tools.json_calls import json_call
 from backends.output.tools.typed_values import typed_value
 from backends.output.writer import Writer
@@ -42,12 +42,12 @@ def _read(out: Writer, marker: str) -> Reading[str]:
 
 
 def _call(tool: Tool) -> Node:
-    parts: list[Node] = [Text(f"{tool.name}\n")]
-    for name, schema, required in arguments_of(tool):
-        begin = Text(f"{_KEY}{name}{_KEY_END}\n{_VALUE}")
-        argument = All((begin, bare_value(tool, name, schema, _VALUE_END), Text("\n")))
-        parts.append(argument if required else Maybe(argument))
-    return All(tuple(parts))
+    return All((Text(f"{tool.name}\n"), *arguments_of(tool, _argument, without(_KEY_END)).each()))
+
+
+def _argument(tool: Tool, name: Node, key: str, schema: object) -> Node:
+    value = bare_value(tool, key, schema, _VALUE_END)
+    return All((Text(_KEY), name, Text(f"{_KEY_END}\n{_VALUE}"), value, Text("\n")))
 
 
 def _grammar(tools: Sequence[Tool]) -> CallGrammar:

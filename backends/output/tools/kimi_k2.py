@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from backends.output.reading import Reading, choose, expect, skip_space, until
 from backends.output.tools.format import ToolFormat
-from backends.output.tools.grammar import All, CallGrammar, Json, Node, Text, listed, schema_of
+from backends.output.tools.grammar import NUMBER, All, CallGrammar, Json, Node, Text, listed, schema_of
 from backends.output.tools.json_calls import json_arguments
 from backends.output.writer import Writer
 from protocols.request import Tool
@@ -33,7 +33,8 @@ def _read(out: Writer, marker: str) -> Reading[str]:
 
 
 def _call(tool: Tool) -> Node:
-    return All((Text(f"{_BEGIN}functions.{tool.name}:0{_ARGUMENTS}"), Json(schema_of(tool)), Text(_END)))
+    begin = Text(f"{_BEGIN}functions.{tool.name}:")
+    return All((begin, NUMBER, Text(_ARGUMENTS), Json(schema_of(tool)), Text(_END)))
 
 
 def _grammar(tools: Sequence[Tool]) -> CallGrammar:

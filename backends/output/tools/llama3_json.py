@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from backends.output.reading import Reading, skip_space
 from backends.output.tools.format import ToolFormat
-from backends.output.tools.grammar import Any, CallGrammar, Repeat, json_object
+from backends.output.tools.grammar import All, Any, CallGrammar, Maybe, Repeat, Text, json_object
 from backends.output.tools.json_calls import json_call
 from backends.output.tools.pythonic import python_call
 from backends.output.writer import Writer
@@ -32,8 +32,9 @@ def _read(out: Writer, marker: str) -> Reading[str]:
 
 
 def _grammar(tools: Sequence[Tool]) -> CallGrammar:
+    tag = Maybe(Text(_TAG))
     one = Any(tuple(json_object(tool, "parameters") for tool in tools))
-    return CallGrammar(one, Repeat(one, "; "), ('{"name": "',))
+    return CallGrammar(All((tag, one)), All((tag, Repeat(one, "; "))), (_TAG, '{"name": "'))
 
 
 LLAMA3_JSON = ToolFormat(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backends.output.json_text import escaped
 from backends.output.reading import NotACall, Reading, expect, skip_space
 from backends.output.tools.format import ToolFormat
-from backends.output.tools.grammar import All, CallGrammar, Json, Node, Text, argument_list, listed
+from backends.output.tools.grammar import All, CallGrammar, Json, Node, Text, arguments_of, listed, schema_of
 from backends.output.tools.json_calls import json_value
 from backends.output.writer import Writer
 from protocols.request import Tool
@@ -18,7 +18,7 @@ _LFM_BEGIN, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 def python_call(out: Writer, char: str) -> Reading[None]:
     """One call with named arguments, whose first character is `char`."""
     name = ""
-    while char.isalnum() or char in "_.":
+    while char.isalnum() or char in "_.-":  # names with hyphens are none in Python, but tools have them
         name += char
         char = yield
     if char != "(":
@@ -71,11 +71,13 @@ def _read(out: Writer, marker: str) -> Reading[str]:
 
 
 def python_call_text(tool: Tool) -> Node:
-    return All((Text(f"{tool.name}("), *argument_list(tool, _argument, ", "), Text(")")))
+    """Arguments whose names are none in Python are left out."""
+    arguments = arguments_of(tool, _argument, lambda name: name if name.isidentifier() else None)
+    return All((Text(f"{tool.name}("), *arguments.listed(", "), Text(")")))
 
 
-def _argument(name: str, schema: object) -> Node:
-    return All((Text(f"{name}="), Json(schema)))
+def _argument(tool: Tool, name: Node, key: str, schema: object) -> Node:
+    return All((name, Text("="), Json(schema, schema_of(tool))))
 
 
 def _grammar(tools: Sequence[Tool]) -> CallGrammar:

@@ -8,7 +8,7 @@ import msgspec
 
 from backends.output.json_text import escaped
 from backends.output.reading import Reading, choose, expect, skip_space, until
-from backends.output.tools.grammar import All, CallGrammar, Maybe, Node, Text, arguments_of, bare_value, wrapped
+from backends.output.tools.grammar import All, CallGrammar, Node, Text, arguments_of, bare_value, without, wrapped
 from backends.output.tools.json_calls import json_call
 from backends.output.tools.typed_values import typed_value
 from backends.output.writer import Writer
@@ -65,11 +65,10 @@ class Elements(msgspec.Struct, frozen=True):
         return wrapped(calls, f"{self.begin}\n", f"\n{self.end}", self.begin, separator="\n")
 
     def _written(self, tool: Tool) -> Node:
-        parts: list[Node] = [Text(f"{self.call_begin}{tool.name}{self.name_end}\n")]
-        for name, schema, required in arguments_of(tool):
-            line = "\n" if self.lines else ""
-            begin = Text(f"{self.argument_begin}{name}{self.name_end}{line}")
-            value = bare_value(tool, name, schema, f"{line}{self.argument_end}")
-            argument = All((begin, value, Text("\n")))
-            parts.append(argument if required else Maybe(argument))
-        return All((*parts, Text(self.call_end)))
+        begin = Text(f"{self.call_begin}{tool.name}{self.name_end}\n")
+        return All((begin, *arguments_of(tool, self._argument, without(self.name_end)).each(), Text(self.call_end)))
+
+    def _argument(self, tool: Tool, name: Node, key: str, schema: object) -> Node:
+        line = "\n" if self.lines else ""
+        value = bare_value(tool, key, schema, f"{line}{self.argument_end}")
+        return All((Text(self.argument_begin), name, Text(f"{self.name_end}{line}"), value, Text("\n")))

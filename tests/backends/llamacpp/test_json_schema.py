@@ -265,6 +265,19 @@ def test_white_space_is_bounded() -> None:
         assert not matches(gbnf, text), text
 
 
+def test_B71_references_lead_into_lists_and_back_to_themselves() -> None:
+    branches = {"type": "array", "items": {"$ref": "#/properties/tree/anyOf/1"}}
+    tree = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"of": branches}, "required": ["of"]}]}
+    gbnf = to_gbnf({"type": "object", "properties": {"tree": tree}, "required": ["tree"]})
+    for good in ("null", '{"of": []}', '{"of": [{"of": []}, {"of": [{"of": []}]}]}'):
+        assert matches(gbnf, f'{{"tree": {good}}}'), good
+    for bad in ("{}", '{"of": [null]}', '{"of": [{}]}'):
+        assert not matches(gbnf, f'{{"tree": {bad}}}'), bad
+    for reference in ("https://example.org/tree.json", "tree.json", "#tree"):
+        with pytest.raises(InvalidRequest):
+            to_gbnf({"properties": {"tree": {"$ref": reference}}})
+
+
 def test_is_deterministic() -> None:
     schema = {
         "$defs": {"node": NODE},

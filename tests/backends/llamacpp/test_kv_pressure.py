@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from backends.llamacpp.settings import LlamaCppSettings
 from protocols.errors import ContextOverflow
+from protocols.events import Finished
 from protocols.request import Request, Sampling, SlotOptions, TextPrompt
-from tests.backends.contract import answer, until
+from tests.backends.contract import Answer, answer, until
 from tests.backends.llamacpp import helpers
 from tests.backends.llamacpp.helpers import check_every_step, check_near_ties, greedy, parts
 
@@ -159,6 +160,27 @@ async def test_a_full_context_goes_on_when_asked(demo_model: str, unified: bool)
         assert [slot.exact for slot in shifted] == [10]
         again = await answer(backend, greedy(prompt, 2, slot=SlotOptions(id=shifted[0].id, reuse=True)))
         assert len(again.tokens) == 2
+
+
+async def test_an_answer_that_lost_tokens_says_so(demo_model: str) -> None:
+    """Also one that was resumed behind the place where they were dropped, and one that has just filled the context."""
+
+    def end(got: Answer) -> tuple[str, bool]:
+        last = got.frames[-1].events[-1]
+        assert isinstance(last, Finished)
+        return last.reason, last.truncated
+
+    async with started(demo_model, context_shift=True, unified_kv=False, slots=1) as backend:
+        prompt = TextPrompt(STORY)
+        fits = await answer(backend, greedy(prompt, 20))
+        assert end(fits) == ("length", False)
+        shifted = await answer(backend, greedy(prompt, 300))
+        assert end(shifted) == ("length", True)
+        resumed = [f async for f in backend.generate(greedy(prompt, 310, resume=shifted.tokens))]
+        last = resumed[-1].events[-1]
+        assert isinstance(last, Finished) and last.truncated
+        full = await answer(backend, greedy(prompt, 300, slot=SlotOptions(shift=False)))
+        assert end(full) == ("length", True)
 
 
 async def test_the_models_setting_and_the_requests_wish(demo_model: str) -> None:

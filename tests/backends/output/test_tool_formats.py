@@ -7,8 +7,11 @@ import json
 import pytest
 
 from backends.output.parser import MAX_HELD
-from backends.output.tools.table import TOOL_FORMATS
+from backends.output.reasoning import reasoning_format
+from backends.output.selection import OutputFormats, parser_for
+from backends.output.tools.table import TOOL_FORMATS, tool_format
 from protocols.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnded, ToolCallStarted
+from protocols.request import ChatPrompt, ToolChoice
 from tests.backends.output.samples import NOW, PARIS, SAMPLES, Sample
 from tests.backends.output.support import TOOLS, events_of, run, spec, values
 
@@ -20,7 +23,7 @@ def test_every_format_has_a_sample() -> None:
 
 
 @each_sample
-def test_calls(sample: Sample) -> None:
+def test_B46_arguments_are_the_text_of_an_object(sample: Sample) -> None:
     output = run(spec(sample.format), [sample.output])
     assert values(output) == sample.calls
     assert (output.text, output.reasoning, output.reason) == ("", "", "tool_calls")
@@ -28,13 +31,12 @@ def test_calls(sample: Sample) -> None:
 
 
 @each_sample
-def test_character_by_character(sample: Sample) -> None:
+def test_B49_calls_are_the_same_however_the_text_comes(sample: Sample) -> None:
     assert run(spec(sample.format), list(sample.output)) == run(spec(sample.format), [sample.output])
 
 
 @each_sample
-def test_cut_anywhere_what_was_streamed_stands(sample: Sample) -> None:
-    """B40, B46: the budget ends inside a call."""
+def test_B40_B46_where_the_budget_ends_what_was_streamed_stands(sample: Sample) -> None:
     whole = run(spec(sample.format), [sample.output])
     for end in range(len(sample.output)):
         cut = run(spec(sample.format), [sample.output[:end]], "length")
@@ -89,6 +91,28 @@ def test_arguments_are_streamed(sample: Sample) -> None:
     for char in marked[first : first + 4900]:
         silent = 0 if parser.feed(char) else silent + 1
         assert silent <= 32
+
+
+@each_sample
+def test_B48_a_call_begins_with_its_id_and_name(sample: Sample) -> None:
+    parser = spec(sample.format).make("request", 0)
+    begun: list[int] = []
+    for event in events_of(parser, list(sample.output)):
+        if isinstance(event, ToolCallStarted):
+            assert event.id and event.name and event.index == len(begun)
+            begun.append(event.index)
+        else:
+            assert isinstance(event, ToolCallDelta | ToolCallEnded) and event.index == begun[-1]
+
+
+@each_sample
+def test_where_no_call_may_be_made_it_is_all_text(sample: Sample) -> None:
+    prompt = ChatPrompt((), TOOLS, tool_choice=ToolChoice("none"))
+    parser = parser_for(prompt, OutputFormats(tool_format(sample.format), reasoning_format("think")), "")
+    assert parser is not None
+    output = run(parser, [sample.output])
+    assert (output.calls, output.reason) == ((), "stop")
+    assert output.text == sample.output or sample.format == "harmony"
 
 
 @each_sample
