@@ -40,8 +40,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.slot_of: dict[str, int] = {}
-        self.ids: list[str] = []  # by slot, "" where it is free
-        self._free: list[int] = []
+        self.ids: npt.NDArray[np.object_] = np.zeros(0, object)  # str by slot, "" where it is free
+        self.free: list[int] = []
         self._known_before = False
         self.last_joined = -math.inf  # after the first replicas
         self.alive: Flags = np.zeros(0, bool)
@@ -70,15 +70,15 @@ class Fleet:
             del self.slot_of[self.ids[slot]]
             self.ids[slot] = ""
             self.alive[slot] = self.keyed[slot] = False
-            self._free.append(slot)
+            self.free.append(slot)
         come = []
         for replica, facts in replicas.items():
             if replica in self.slot_of:
                 self.alive[self.slot_of[replica]] = True
                 continue
-            if not self._free:
+            if not self.free:
                 self._grow()
-            slot = self._free.pop()
+            slot = self.free.pop()
             self.slot_of[replica] = slot
             self.ids[slot] = replica
             self._begin(slot, facts or STRANGER, now)
@@ -124,14 +124,14 @@ class Fleet:
                 grown[:old] = array
                 setattr(self, name, grown)
         self.rate[old:] = self.sat[old:] = 1.0  # free slots are computed with too, and never chosen
-        self.ids.extend("" for _ in range(new - old))
-        self._free.extend(range(new - 1, old - 1, -1))
+        self.ids[old:] = ""
+        self.free.extend(range(new - 1, old - 1, -1))
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when slots, ids and flags disagree."""
         assert {replica: slot for slot, replica in enumerate(self.ids) if replica} == self.slot_of
-        assert sorted(self._free) == [slot for slot, replica in enumerate(self.ids) if not replica]
-        assert not (self.alive | self.keyed)[self._free].any()
+        assert sorted(self.free) == [slot for slot, replica in enumerate(self.ids) if not replica]
+        assert not (self.alive | self.keyed)[self.free].any()
         assert all(len(array) == len(self.ids) for array in vars(self).values() if isinstance(array, np.ndarray))
         used = list(self.slot_of.values())
         assert np.isfinite(self.rate[used]).all() and (self.rate[used] >= RATE_BOUNDS[0]).all()

@@ -37,6 +37,8 @@ FIRST_MESSAGES: Final = 3
 LAST_MESSAGES: Final = 12
 HASHED_BYTES: Final = 512 * 1024
 """Of a longer prompt the rest counts in `size` only: nobody notices what 512 KB cost to hash."""
+UNITS_PER_TOKEN: Final = 3.6
+"""Bytes of text per token, until it is learnt."""
 IMAGE_BYTES: Final = 3600
 """What an image counts, in bytes of text: about 1,000 tokens. Its URL's length says nothing."""
 IMAGE_HASHED: Final = 64 * 1024

@@ -37,12 +37,10 @@ import numpy as np
 from deployments.routing.ask import VERSION, AskFlag, AskReply, Digest, Intent
 from deployments.routing.fleet import RATE_BOUNDS, Fleet, Floats, ReplicaFacts, bounded
 from deployments.routing.index import Index
-from deployments.routing.key import PrefixKey
+from deployments.routing.key import UNITS_PER_TOKEN, PrefixKey
 from deployments.routing.load import Load
 from deployments.routing.owners import Owners, Place, ShareSketch, Slots, place, rank_in, weight_of
 
-UNITS_PER_TOKEN: Final = 3.6
-"""Bytes of text per token, until it is learnt."""
 EVIDENCE_AGE: Final = 0.9
 """Of the age at which a replica forgets: what was sent there earlier may be gone."""
 SLOW_START_S: Final = 0.5
@@ -234,10 +232,11 @@ class Policy:
             also = np.flatnonzero(fleet.alive & ~fleet.keyed).tolist() if self._strangers else []
             first = [slot for slot in (*slots.values(), *also) if np.isfinite(costs[slot])]
         first.sort(key=lambda slot: (round(float(costs[slot]), 9), rank_in(plan.owners, slot), plan.order[slot]))
-        taken = set(first)
-        ids = fleet.ids
-        rest = [slot for slot in np.argsort(costs + _JITTER_S * plan.order).tolist() if slot not in taken]
-        return [ids[slot] for slot in first + rest if ids[slot]]
+        costs += _JITTER_S * plan.order
+        costs[first] = np.arange(len(first)) - 1e9
+        costs[fleet.free] = np.nan  # sorted last
+        order: list[str] = fleet.ids[np.argsort(costs)[: len(fleet.slot_of)]].tolist()
+        return order
 
     def charge(self, request: str, plan: Plan, replica: str, now: float) -> Intent | None:
         """`request` goes to `replica`: it counts at once. Returns what to tell the replica."""

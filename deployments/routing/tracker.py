@@ -17,10 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from deployments.routing.ask import VERSION, Ask, AskFlag, AskReply, Digest, Intent
-from deployments.routing.key import PrefixKey
+from deployments.routing.key import UNITS_PER_TOKEN, PrefixKey
 
-UNITS_PER_TOKEN: Final = 3.6
-"""Bytes of text per token, until it is learnt."""
 INTENT_S: Final = 0.05
 MAX_RUNGS_HELD: Final = 65_536
 MAX_INTENTS: Final = 1024
