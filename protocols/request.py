@@ -251,7 +251,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     `affinity` names what the request is a part of, where its client says so: requests of one name are best kept on one
     replica.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
-    after them and emits nothing for them.
+    after them and emits nothing for them. `affinity` is what the client calls its session, if it says: requests that
+    share it are better served by one replica. It is a hint for routing, and no more.
     """
 
     id: str
