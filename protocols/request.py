@@ -249,7 +249,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     `stop_indent` > 0 ends at the first later line that begins with fewer blanks; `max_predict_ms` ends at the first
     new line after that time. `lora` None means the adapters set for all, `speculate` None the model's setting.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
-    after them and emits nothing for them.
+    after them and emits nothing for them. With `n` 1, `choice` is which of a larger request's choices this is: its
+    events bear that number, and it is what it would have been among the others.
     """
 
     id: str
@@ -269,3 +270,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_indent: int = 0
     max_predict_ms: float | None = None
     extras: Extras = Extras()
+    choice: int = 0

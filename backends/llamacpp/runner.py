@@ -26,7 +26,6 @@ from backends.llamacpp.sampler import Sampler
 from backends.llamacpp.scheduler import (
     Task,
     Work,
-    choices,
     leader,
     plan,
     shift_range,
@@ -106,7 +105,7 @@ class Runner:
         self.taken += stream.generation.n
         self.taken_tokens += len(stream.generation.prompt)
         tasks = self._tasks[stream] = []
-        for generation in choices(stream.generation):
+        for generation in stream.generation.choices():
             sequence = Sequence(generation, self._model, self._context_length, time.monotonic)
             task = Task(self._tickets, sequence, stream)
             self._tickets += 1
@@ -222,7 +221,7 @@ class Runner:
             return
         if self._drafting is not None and generation.speculate:
             task.drafter = self._drafting.drafter(task.sequence.tokens)
-        if generation.choice:  # a prompt counts once, as the first choice found it
+        if not generation.leads:  # a prompt counts once, as the first choice found it
             task.sequence.admit(slot, sampler, self._tasks[task.stream][0].cached_tokens)
             return
         task.cached_tokens = min(slot.length, len(generation.prompt))
@@ -419,7 +418,7 @@ class Runner:
             slots=len(slots),
             running=len(self._running),
             waiting=len(self._waiting) + len(self._paused),
-            queued_prompt_tokens=sum(len(t.generation.prompt) for t in self._waiting if not t.generation.choice),
+            queued_prompt_tokens=sum(len(t.generation.prompt) for t in self._waiting if t.generation.leads),
             uncached_tokens_queued=sum(t.remaining for t in chain(self._waiting, self._paused, self._running)),
             kv_tokens_used=slots.busy_tokens,
             kv_tokens_capacity=min(len(slots) * self._context_length, self.kv.capacity),
