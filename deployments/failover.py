@@ -7,8 +7,9 @@ through its assembler in silence, so its first event is the one that would have 
 Three bounds, each for another fault:
 
 * `MAX_DEATHS` replicas that died after they had begun this request: it may be what kills them, and is refused;
-* `MAX_MOVES` losses of any other kind in the middle of an answer, a replica that hands over because it stops included;
-* losses before a replica has begun cost nothing but time, and are bounded by the deadline for the first frame.
+* `retries` losses of any kind in the middle of an answer, a replica that hands over because it stops included;
+* `retries` losses in a row before a replica has begun. They come with pauses, which grow to `PAUSE_S[1]`: Serve takes
+  some seconds to see that a replica is gone, and where there is no other one it is given the request again and again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from protocols.request import Request
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-MAX_MOVES = 8
+PAUSE_S = (0.1, 2.0)
+"""The first pause, and the longest."""
+
+
+def pause_s(attempt: int) -> float:
+    """Seconds to wait before the next replica is tried, after `attempt` in a row were lost."""
+    first, longest = PAUSE_S
+    return float(min(first * 2 ** (attempt - 1), longest))
 
 
 class Journey:
@@ -35,14 +43,15 @@ class Journey:
     out. The order of events stays legal (`protocols.events.LEGAL`).
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, retries: int) -> None:
         self._request = request
+        self._retries = retries
         self._started = False
         self._tokens: list[list[int]] = [list(request.resume) for _ in range(request.n)]
         self._answering = [False] * request.n  # whether an event of the answer itself was delivered
         self._finished = [False] * request.n
         self._begun = False  # by the replica that has it now
-        self._deaths = 0
+        self._deaths = self._vain = 0
         self.moves = 0
 
     @property
@@ -85,12 +94,19 @@ class Journey:
         self._answering[choice] = True
         return True
 
-    def lost(self, error: ServingError) -> None:
-        """A replica was lost with `error`. Returns if the request is to go on elsewhere; otherwise raises."""
+    def lost(self, error: ServingError) -> float:
+        """A replica was lost with `error`. Raises it, or says after how many seconds the request is to go on."""
         if not isinstance(error, BackendLost):
             raise error
         if not self._begun:
-            return
+            self._vain += 1
+            if self._vain > self._retries:
+                logger.error(
+                    "request %s: %d replicas were lost before they began; giving up", self._request.id, self._vain
+                )
+                raise error
+            return pause_s(self._vain)
+        self._vain = 0
         self.moves += 1
         if not isinstance(error, ReplicaStopping):
             self._deaths += 1
@@ -101,7 +117,8 @@ class Journey:
                 self._deaths,
             )
             raise InternalError(InternalError.PUBLIC_MESSAGE)
-        if self.moves > MAX_MOVES:
-            logger.error("request %s: moved %d times; giving up", self._request.id, MAX_MOVES)
+        if self.moves > self._retries:
+            logger.error("request %s: moved %d times; giving up", self._request.id, self._retries)
             raise error
         logger.warning("request %s: %s Going on elsewhere.", self._request.id, error.message)
+        return 0.0

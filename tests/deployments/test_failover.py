@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.fake import FakeBackend, FakeSettings
-from deployments.failover import MAX_DEATHS, MAX_MOVES, Journey
+from deployments.failover import MAX_DEATHS, PAUSE_S, Journey
 from protocols.collect import Collector
 from protocols.errors import BackendLost, InternalError, Overloaded, ReplicaStopping
 from protocols.events import Finished, Frame, Progress, Started, TextDelta, Usage
@@ -16,6 +16,7 @@ from protocols.request import Extras, Request, Sampling
 from tests.deployments.support import request, text
 
 LOST = BackendLost("The replica was lost.")
+RETRIES = 8
 STOPPING = ReplicaStopping("The replica stops.")
 
 
@@ -48,7 +49,7 @@ async def test_the_client_sees_one_answer(cuts: list[int], n: int, stop: tuple[s
         n=n, max_tokens=9, stop=stop, sampling=Sampling(temperature=1, seed=3), extras=Extras(progress=progress)
     )
     undisturbed = await run(asked)
-    journey = Journey(asked)
+    journey = Journey(asked, RETRIES)
     seen: list[Frame] = []
     for cut in [*cuts, 10_000]:
         for part in journey.requests():
@@ -66,7 +67,7 @@ async def test_the_client_sees_one_answer(cuts: list[int], n: int, stop: tuple[s
 
 def test_nothing_delivered_is_asked_again_as_it_was() -> None:
     asked = request(n=2)
-    journey = Journey(asked)
+    journey = Journey(asked, RETRIES)
     journey.observe(Frame((Started(3, 0),)))
     journey.observe(Frame((Progress(1, 0, 3, 1.0),)))
     journey.lost(LOST)
@@ -76,7 +77,7 @@ def test_nothing_delivered_is_asked_again_as_it_was() -> None:
 
 
 def test_tokens_whose_text_is_held_back_are_not_generated_again() -> None:
-    journey = Journey(request())
+    journey = Journey(request(), RETRIES)
     journey.observe(Frame((Started(3, 0),)))
     journey.observe(Frame((), (11, 12)))
     journey.lost(LOST)
@@ -85,7 +86,7 @@ def test_tokens_whose_text_is_held_back_are_not_generated_again() -> None:
 
 
 def test_what_a_request_resumed_itself_comes_first() -> None:
-    journey = Journey(request(resume=(1, 2)))
+    journey = Journey(request(resume=(1, 2)), RETRIES)
     assert journey.requests()[0].resume == (1, 2)
     journey.observe(text("a", 3))
     journey.lost(LOST)
@@ -93,7 +94,7 @@ def test_what_a_request_resumed_itself_comes_first() -> None:
 
 
 def test_complete_choices_are_not_asked_for() -> None:
-    journey = Journey(request(n=3))
+    journey = Journey(request(n=3), RETRIES)
     journey.observe(Frame((Started(3, 0),)))
     for choice in (0, 2):
         journey.observe(text("a", choice, choice))
@@ -106,7 +107,7 @@ def test_complete_choices_are_not_asked_for() -> None:
 
 
 def test_progress_behind_text_is_left_out() -> None:
-    journey = Journey(request())
+    journey = Journey(request(), RETRIES)
     journey.observe(Frame((Started(3, 0),)))
     journey.observe(text("a", 1))
     journey.lost(LOST)
@@ -115,7 +116,7 @@ def test_progress_behind_text_is_left_out() -> None:
 
 
 def test_a_request_that_ends_its_replicas_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    journey = Journey(request())
+    journey = Journey(request(), RETRIES)
     for _ in range(MAX_DEATHS - 1):
         journey.observe(Frame((Started(3, 0),)))
         journey.lost(LOST)
@@ -127,16 +128,21 @@ def test_a_request_that_ends_its_replicas_is_refused(caplog: pytest.LogCaptureFi
 
 
 def test_losses_before_a_replica_began_are_no_deaths() -> None:
-    journey = Journey(request())
-    for _ in range(20):
+    journey = Journey(request(), RETRIES)
+    pauses = []
+    for _ in range(RETRIES):
         journey.requests()
-        journey.lost(LOST)
+        pauses.append(journey.lost(LOST))
     assert journey.moves == 0
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == PAUSE_S
+    with pytest.raises(BackendLost):
+        journey.lost(LOST)
 
 
 def test_moves_are_bounded() -> None:
-    journey = Journey(request())
-    for _ in range(MAX_MOVES):
+    journey = Journey(request(), RETRIES)
+    for _ in range(RETRIES):
         journey.observe(text("a", 1))
         journey.lost(STOPPING)
         journey.requests()
@@ -146,6 +152,6 @@ def test_moves_are_bounded() -> None:
 
 
 def test_any_other_error_is_the_client_s() -> None:
-    journey = Journey(request())
+    journey = Journey(request(), RETRIES)
     with pytest.raises(Overloaded):
         journey.lost(Overloaded("full"))
