@@ -46,10 +46,9 @@ class Line:
     def inside(self) -> int:
         return self._inside
 
-    def set_bounds(self, capacity: int, max_waiting: int) -> None:
-        """`capacity`: requests that the replicas can run now, all together."""
+    def set_capacity(self, capacity: int) -> None:
+        """How many requests the replicas can take now, all together."""
         self._capacity = max(capacity, FLOOR)
-        self._max_waiting = max_waiting
         self._let_in()
 
     @asynccontextmanager

@@ -91,6 +91,7 @@ class Dispatcher:
         self._settings = settings
         self._hub = hub
         self._lines = Lines(settings.max_queued_requests, time.monotonic)
+        hub.on_capacity = lambda model, capacity: self._lines.of(model).set_capacity(capacity)
         self._handles: dict[str, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.catalog = Catalog(settings.catalog_poll_s, on_change=self._warm_up)

@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 def line(clock: Clock, capacity: int = FLOOR, max_waiting: int = 100) -> Line:
     made = Line("m", max_waiting, clock)
-    made.set_bounds(capacity, max_waiting)
+    made.set_capacity(capacity)
     return made
 
 
@@ -93,7 +93,7 @@ async def test_a_newcomer_does_not_overtake(clock: Clock) -> None:
     guests = Guests(line(clock))
     for number in range(FLOOR + 1):
         await guests.come(str(number))
-    guests.line.set_bounds(FLOOR + 1, 100)
+    guests.line.set_capacity(FLOOR + 1)
     await guests.come("new")
     assert guests.inside[-1] == str(FLOOR)
     await guests.all_go()
@@ -135,7 +135,7 @@ async def test_less_capacity_than_requests_inside_only_stops_others(clock: Clock
     guests = Guests(line(clock, capacity=8))
     for number in range(8):
         await guests.come(str(number))
-    guests.line.set_bounds(FLOOR, 100)
+    guests.line.set_capacity(FLOOR)
     await guests.come("next")
     for number in range(8 - FLOOR):
         await guests.go(str(number))
