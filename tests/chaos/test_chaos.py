@@ -140,7 +140,9 @@ def two_nodes() -> Iterator[System]:
     from deployments import cluster
     from deployments.config import serve_part
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 1}})
+    nodes = Cluster(  # nodes are added on a thread, where Ray could not install what ends them with this process
+        initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 1}}, shutdown_at_exit=False
+    )
     try:
         system = System(nodes, free_port())
         system.add_node()
