@@ -10,7 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deployments import cluster, ray_compat
+import psutil
+
+from deployments import cluster
+
+CONTROLLER = "ray::ServeController"
+"""How Ray titles its process."""
 
 
 class Monkey(threading.Thread):
@@ -57,10 +62,10 @@ def kill_replica(application: str, draw: random.Random) -> str:
 
 
 def kill_controller() -> str:
-    details: dict[str, Any] = ray_compat.serve_details()
-    pid = details["controller_info"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    return f"pid {pid}"
+    found = [process for process in psutil.process_iter() if " ".join(process.cmdline()).startswith(CONTROLLER)]
+    for process in found:
+        process.kill()
+    return ", ".join(f"pid {process.pid}" for process in found) or "there is none at the moment"
 
 
 def lose_node(nodes: Any, add: Callable[[], object]) -> str:
