@@ -20,13 +20,13 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import cast
 
 import msgspec
 
-from protocols.errors import BackendLost, ClientTooSlow, ServingError
+from protocols.errors import BackendLost, ClientTooSlow, ReplicaStopping, ServingError
 from protocols.events import Failed, Finished, Frame
 
 logger = logging.getLogger(__name__)
@@ -302,24 +302,36 @@ class ReplicaLink(_Framed):
         self._inboxes.discard(inbox)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for inbox in self._inboxes:
-            inbox.fail(BackendLost("The connection to the model's replica was lost."))
-        self._inboxes.clear()
+        self._fail_all(BackendLost("The connection to the model's replica was lost."))
         self._lost()
+
+    def hand_over(self) -> None:
+        """Ends the streams that are still open, for them to go on elsewhere."""
+        if self._inboxes:
+            logger.info("channel: %d streams leave a replica that stops", len(self._inboxes))
+        self._fail_all(ReplicaStopping("The model's replica stops."))
+
+    def _fail_all(self, error: ServingError) -> None:
+        inboxes, self._inboxes = self._inboxes, set()
+        for inbox in inboxes:
+            inbox.fail(error)
 
 
 class ChannelHub:
     """A gateway's connections to all replicas of all models, and the inboxes of its open streams."""
 
-    def __init__(self, stream_buffer_frames: int) -> None:
+    def __init__(self, stream_buffer_frames: int, handover_after_s: float = 120.0) -> None:
         self.gateway = secrets.token_urlsafe(9)
+        self.on_capacity: Callable[[str, int], None] | None = None
+        """Told how many requests the replicas of a model can take, all together, whenever that changes."""
         self._limit = stream_buffer_frames
+        self._handover_after_s = handover_after_s
         self._loop = asyncio.get_running_loop()
         self._streams = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
         self._keepers: dict[ChannelAddress, asyncio.Task[None]] = {}
         self._wanted: dict[str, frozenset[ChannelAddress]] = {}
-        self.connected: set[ChannelAddress] = set()
+        self._links: dict[ChannelAddress, ReplicaLink] = {}
 
     def inbox(self, stream: int) -> Inbox | None:
         return self._inboxes.get(stream)
@@ -336,14 +348,34 @@ class ChannelHub:
             if inbox.replica is not None:
                 inbox.replica.forget(inbox)
 
-    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress]) -> None:
-        """The replicas `model` has now, by replica id. May be called from any thread."""
-        self._loop.call_soon_threadsafe(self._set_replicas, model, frozenset(addresses.values()))
+    @property
+    def connected(self) -> Set[ChannelAddress]:
+        return self._links.keys()
 
-    def _set_replicas(self, model: str, addresses: frozenset[ChannelAddress]) -> None:
+    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int = 0) -> None:
+        """The replicas `model` has now, by replica id, and how many requests they take. From any thread.
+
+        A replica that is not among them any more is gone, or finishes its streams to stop. Those that it has not
+        finished after `handover_after_s` are taken from it.
+        """
+        self._loop.call_soon_threadsafe(self._set_replicas, model, frozenset(addresses.values()), capacity)
+
+    def _set_replicas(self, model: str, addresses: frozenset[ChannelAddress], capacity: int) -> None:
+        for address in self._wanted.get(model, frozenset()) - addresses:
+            self._loop.call_later(self._handover_after_s, self._hand_over, address)
         self._wanted[model] = addresses
         for address in addresses - self._keepers.keys():
             self._keepers[address] = self._loop.create_task(self._keep_connected(address))
+        if self.on_capacity is not None:
+            self.on_capacity(model, capacity)
+
+    def _hand_over(self, address: ChannelAddress) -> None:
+        link = self._links.get(address)
+        if link is not None and not self._is_wanted(address):
+            link.hand_over()
+
+    def _is_wanted(self, address: ChannelAddress) -> bool:
+        return any(address in addresses for addresses in self._wanted.values())
 
     async def _keep_connected(self, address: ChannelAddress) -> None:
         try:
@@ -354,7 +386,7 @@ class ChannelHub:
     async def _reconnect_while_wanted(self, address: ChannelAddress) -> None:
         """A replica that drains leaves the list before its streams end: its connection is kept, but not renewed."""
         attempt = 0
-        while any(address in addresses for addresses in self._wanted.values()):
+        while self._is_wanted(address):
             lost = self._loop.create_future()
 
             def on_lost(lost: asyncio.Future[None] = lost) -> None:
@@ -369,13 +401,13 @@ class ChannelHub:
                     logger.warning("channel: cannot reach %s:%d (%s)", address.host, address.port, error)
             else:
                 connected_at = self._loop.time()
-                self.connected.add(address)
+                self._links[address] = link
                 try:
                     await lost
                 finally:
                     if self._loop.time() - connected_at > RECONNECT_S[-1]:
                         attempt = 0  # it worked for a while; a replica that hangs up at once is not asked all the time
-                    self.connected.discard(address)
+                    del self._links[address]
                     link.transport.abort()
             await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
             attempt += 1

@@ -176,7 +176,7 @@ def wait_until_deployed(names: set[str], say: Callable[[str], None]) -> list[App
 
 
 def replica_pids() -> dict[str, dict[str, int]]:
-    """Process ids by application and replica id."""
+    """Process ids by application and replica id; of replicas that have a process already."""
     from deployments import ray_compat
 
     details: dict[str, Any] = ray_compat.serve_details()
@@ -185,6 +185,7 @@ def replica_pids() -> dict[str, dict[str, int]]:
             replica["replica_id"]: replica["pid"]
             for deployment in app["deployments"].values()
             for replica in deployment["replicas"]
+            if replica.get("pid")
         }
         for name, app in details["applications"].items()
     }

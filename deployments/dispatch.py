@@ -1,4 +1,4 @@
-"""From a request to its frames through Serve: find the model, call a replica, retry what is safe to retry.
+"""From a request to its frames through Serve: find the model, wait for a place, call a replica, go on elsewhere.
 
 Control goes through a Serve handle call (routing, admission, accounting, cancellation); tokens come over the step
 channel, or over the same handle call where the channel is not connected. Both end in one `Inbox`.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,8 +27,11 @@ from ray.serve.exceptions import (
 )
 
 from deployments import ray_compat
+from deployments.admission import Lines
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
+from deployments.failover import Journey, pause_s
+from deployments.fan_out import side_by_side
 from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.policy import RoutingHint, estimate_tokens
@@ -87,6 +92,8 @@ class Dispatcher:
     def __init__(self, settings: GatewaySettings, hub: ChannelHub) -> None:
         self._settings = settings
         self._hub = hub
+        self._lines = Lines(settings.max_queued_requests, time.monotonic)
+        hub.on_capacity = lambda model, capacity: self._lines.of(model).set_capacity(capacity)
         self._handles: dict[str, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.catalog = Catalog(settings.catalog_poll_s, on_change=self._warm_up)
@@ -96,31 +103,32 @@ class Dispatcher:
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         await self.catalog.find(request.model)
-        for attempt in range(self._settings.retries + 1):
-            delivered = False
-            try:
-                async with aclosing(self._attempt(request)) as frames:
-                    async for frame in frames:
-                        delivered = True
-                        yield frame
-                return
-            except ServingError as error:
-                last_try = attempt == self._settings.retries
-                if delivered or last_try or not isinstance(error, BackendLost):
-                    raise
-                logger.warning("request %s: %s; trying another replica", request.id, error.message)
+        journey = Journey(request, self._settings.retries)
+        async with self._lines.of(request.model).place(self._settings.first_frame_timeout_s):
+            while not journey.complete:
+                parts = journey.requests()
+                runs = [partial(self._attempt, part) for part in parts]
+                try:
+                    async with aclosing(runs[0]() if len(runs) == 1 else side_by_side(runs)) as frames:
+                        async for frame in frames:
+                            shown = journey.observe(frame)
+                            if shown.events or shown.tokens:
+                                yield shown
+                except ServingError as error:
+                    await asyncio.sleep(journey.lost(error))
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         await self.catalog.find(call.model)
-        retries = self._settings.retries if call.repeatable else 0
+        lost = 0
         while True:
             try:
                 return decode_answer(call, await (self._ask_all(call) if call.everywhere else self._ask(call)))
             except BackendLost as error:
-                if not retries:
+                lost += 1
+                if not call.repeatable or lost > self._settings.retries:
                     raise
-                retries -= 1
                 logger.warning("request %s: %s; asking another replica", call.id, error.message)
+                await asyncio.sleep(pause_s(lost))
 
     async def _ask(self, call: Question[Any]) -> list[bytes]:
         """One call of one replica: its reply, or the error that the call ended with."""

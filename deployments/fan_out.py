@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,29 +25,39 @@ _AHEAD = 16
 
 
 def stream(run: Run, call: Call[Any]) -> AsyncGenerator[Frame, None]:
-    """The frames of all requests of `call`. The first error of any of them is raised, and ends the others.
+    """The frames of all requests of `call`, their choices counted through. Errors and closing as in `side_by_side`."""
+    if len(call.requests) == 1:
+        return run(call.request)
+    firsts = itertools.accumulate((request.n for request in call.requests), initial=0)
+    return side_by_side(
+        [partial(_counted, run, request, first) for request, first in zip(call.requests, firsts, strict=False)]
+    )
 
-    Closing the generator cancels them all.
+
+async def _counted(run: Run, request: Request, first_choice: int) -> AsyncGenerator[Frame, None]:
+    async with aclosing(run(request)) as frames:
+        async for frame in frames:
+            yield _moved(frame, first_choice) if first_choice else frame
+
+
+async def side_by_side(runs: Sequence[Callable[[], AsyncGenerator[Frame, None]]]) -> AsyncGenerator[Frame, None]:
+    """The frames of all `runs`, as they come. The first error of any of them is raised, and ends the others.
+
+    Closing the generator ends them all.
     """
-    return run(call.request) if len(call.requests) == 1 else _side_by_side(run, call.requests)
-
-
-async def _side_by_side(run: Run, requests: Sequence[Request]) -> AsyncGenerator[Frame, None]:
     frames: asyncio.Queue[Frame | Exception | None] = asyncio.Queue(_AHEAD)
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def run_one(request: Request, first_choice: int) -> None:
-        async with places, aclosing(run(request)) as own:
+    async def run_one(run: Callable[[], AsyncGenerator[Frame, None]]) -> None:
+        async with places, aclosing(run()) as own:
             async for frame in own:
-                await frames.put(_moved(frame, first_choice) if first_choice else frame)
+                await frames.put(frame)
 
     async def run_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                first_choice = 0
-                for request in requests:
-                    group.create_task(run_one(request, first_choice))
-                    first_choice += request.n
+                for run in runs:
+                    group.create_task(run_one(run))
         except ExceptionGroup as errors:
             await frames.put(errors.exceptions[0])
         else:

@@ -16,7 +16,7 @@ class GatewayReplica:
         self._settings = settings
 
     async def start(self) -> ASGIApp:
-        self._hub = channel.ChannelHub(self._settings.stream_buffer_frames)
+        self._hub = channel.ChannelHub(self._settings.stream_buffer_frames, self._settings.handover_after_s)
         channel.install_hub(self._hub)
         self._dispatcher = Dispatcher(self._settings, self._hub)
         self._dispatcher.catalog.start()

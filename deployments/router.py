@@ -27,15 +27,8 @@ class ModelRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        addresses = {}
-        for running in replicas:
-            metadata = replica.ReplicaMetadata.from_plain(running.replica_metadata)
-            if metadata is not None:
-                addresses[running.replica_id.unique_id] = metadata.channel
         self._load.keep_only(running.replica_id.unique_id for running in replicas)
-        hub = channel.current_hub()
-        if hub is not None:
-            hub.set_replicas(self.app_name, addresses)
+        tell_hub(self.app_name, replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -68,6 +61,19 @@ class ModelRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._load.release(internal_request_id)
+
+
+def tell_hub(model: str, replicas: list[RunningReplica]) -> None:
+    """Tells this process's channel hub which replicas `model` has, and how many requests they take."""
+    hub = channel.current_hub()
+    if hub is None:
+        return
+    addresses = {}
+    for running in replicas:
+        metadata = replica.ReplicaMetadata.from_plain(running.replica_metadata)
+        if metadata is not None:
+            addresses[running.replica_id.unique_id] = metadata.channel
+    hub.set_replicas(model, addresses, sum(running.max_ongoing_requests for running in replicas))
 
 
 def _hint(pending: PendingRequest) -> policy.RoutingHint:

@@ -56,7 +56,21 @@ class GatewaySettings(_Settings):
     first_frame_timeout_s: float = Field(
         600.0, gt=0, description="How long a request may wait for a replica and its prefill before it fails with 504."
     )
-    retries: int = Field(2, ge=0, description="Times a request moves to another replica before its first frame.")
+    retries: int = Field(
+        8,
+        ge=0,
+        description="How many times a request goes on at another replica when its own was lost. One whose replicas "
+        "died twice while they ran it is refused, as it may be the cause.",
+    )
+    max_queued_requests: int = Field(
+        256, ge=0, description="Requests that may wait for a place at one model's replicas; past it clients get 429."
+    )
+    handover_after_s: float = Field(
+        120.0,
+        ge=0,
+        description="How long the streams of a replica that is to stop may go on there. What has not ended by then "
+        "continues on another replica, which its client does not notice.",
+    )
     stalled_client_s: float = Field(
         60.0, gt=0, description="How long a client may leave a write of its stream untaken before it is cut off."
     )

@@ -15,6 +15,7 @@
     ├── InternalError            internal                500     no     (detail goes to the log, never to the client)
     ├── NotSupported             not_supported           501     no
     ├── BackendLost              backend_lost            503     yes    (the replica died under the request)
+    │   └── ReplicaStopping      replica_stopping        503     yes    (it stops, and hands over what it has not ended)
     ├── Unavailable              unavailable             503     yes    retry_after_s
     └── DeadlineExceeded         deadline_exceeded       504     no
 
@@ -167,6 +168,10 @@ class NotSupported(ServingError):
 
 class BackendLost(ServingError):
     kind, status, retryable = "backend_lost", 503, True
+
+
+class ReplicaStopping(BackendLost):
+    kind = "replica_stopping"
 
 
 class Unavailable(ServingError):

@@ -21,6 +21,7 @@ _WORDS: dict[str, tuple[str, str | None]] = {
     "internal": ("server_error", None),
     "not_supported": ("not_supported_error", "not_supported"),
     "backend_lost": ("server_error", "backend_lost"),
+    "replica_stopping": ("server_error", "backend_lost"),
     "unavailable": ("server_error", "service_unavailable"),
     "deadline_exceeded": ("server_error", "deadline_exceeded"),
 }

@@ -252,7 +252,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     replica.
     `resume` are tokens that were already generated, and delivered, by a replica that was lost: the backend continues
     after them and emits nothing for them. `affinity` is what the client calls its session, if it says: requests that
-    share it are better served by one replica. It is a hint for routing, and no more.
+    share it are better served by one replica. It is a hint for routing, and no more. With `n` 1, `choice` is which of a
+    larger request's choices this is: its events bear that number, and it is what it would have been among the others.
     """
 
     id: str
@@ -273,3 +274,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     max_predict_ms: float | None = None
     extras: Extras = Extras()
     affinity: str | None = None
+    choice: int = 0

@@ -139,7 +139,11 @@ class Generated:
         self._echo = Echo(shown_prompt(request.prompt), request.sampling) if request.extras.echo else None
         self._fault = fault
         self._clock = clock
-        self._choices = [_Choice(request, settings, index, self.prompt_tokens, adapters) for index in range(request.n)]
+        self._first_choice = request.choice
+        self._choices = [
+            _Choice(request, settings, index, self.prompt_tokens, adapters)
+            for index in range(request.choice, request.choice + request.n)
+        ]
         self._steps = 0  # the first one holds no token
         self._admitted = self._first_token = 0.0
 
@@ -151,13 +155,15 @@ class Generated:
         self._steps += 1
         if self._steps == 1:
             self._admitted = self._clock()
-            return [Frame((Started(self.prompt_tokens, cached_tokens=0, echo=self._echo),))]
+            started = Started(self.prompt_tokens, 0, self._first_choice, self._echo)
+            return [Frame((started,), choice=self._first_choice)]
         progress: list[Frame] = []
         if not self._first_token:
             self._first_token = self._clock()
             if self._extras.progress:
                 ms = (self._first_token - self._admitted) * 1000
-                progress = [Frame((Progress(self.prompt_tokens, 0, self.prompt_tokens, ms),))]
+                event = Progress(self.prompt_tokens, 0, self.prompt_tokens, ms, self._first_choice)
+                progress = [Frame((event,), choice=self._first_choice)]
         return progress + [self._frame(choice) for choice in list(self._choices)]
 
     def _frame(self, choice: _Choice) -> Frame:

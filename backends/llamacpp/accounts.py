@@ -35,7 +35,7 @@ class Totals:
             slots=len(slots),
             running=len(running),
             waiting=len(waiting) + len(paused),
-            queued_prompt_tokens=sum(len(t.generation.prompt) for t in waiting if not t.generation.choice),
+            queued_prompt_tokens=sum(len(t.generation.prompt) for t in waiting if t.generation.leads),
             uncached_tokens_queued=sum(t.remaining for t in chain(waiting, paused, running)),
             kv_tokens_used=slots.busy_tokens,
             kv_tokens_capacity=min(len(slots) * context_length, kv.capacity),

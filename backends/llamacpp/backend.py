@@ -93,6 +93,7 @@ class LlamaCppBackend(Unsupported):
                 stop_indent=request.stop_indent,
                 max_predict_ms=request.max_predict_ms,
                 n=request.n,
+                first_choice=request.choice,
                 slot=request.slot,
                 adapters=adapters,
                 extras=request.extras,

@@ -26,7 +26,6 @@ from backends.llamacpp.sampler import Sampler
 from backends.llamacpp.scheduler import (
     Task,
     Work,
-    choices,
     leader,
     plan,
     shift_range,
@@ -104,7 +103,7 @@ class Runner:
         self.taken += stream.generation.n
         self.taken_tokens += len(stream.generation.prompt)
         tasks = self._tasks[stream] = []
-        for generation in choices(stream.generation):
+        for generation in stream.generation.choices():
             sequence = Sequence(generation, self._model, self._context_length, time.monotonic)
             task = Task(self._tickets, sequence, stream)
             self._tickets += 1
@@ -220,7 +219,7 @@ class Runner:
             return
         if self._drafting is not None and generation.speculate:
             task.drafter = self._drafting.drafter(task.sequence.tokens)
-        if generation.choice:  # a prompt counts once, as the first choice found it
+        if not generation.leads:  # a prompt counts once, as the first choice found it
             task.sequence.admit(slot, sampler, self._tasks[task.stream][0].cached_tokens)
             return
         task.cached_tokens = min(slot.length, len(generation.prompt))

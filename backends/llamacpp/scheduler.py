@@ -81,13 +81,6 @@ class Work(msgspec.Struct, frozen=True):
         return 1 + self.guesses if self.logits else 0
 
 
-def choices(generation: Generation) -> list[Generation]:
-    """The `n` choices of a request."""
-    if generation.n == 1:
-        return [generation]
-    return [generation.for_choice(index) for index in range(generation.n)]
-
-
 def plan(tasks: Iterable[Task], capacity: int, prefill_chunk: int, adapters: AdapterSet = NO_ADAPTERS) -> list[Work]:
     """One token of everyone who generates, and then prompts, first come first served; only tasks with `adapters`.
 

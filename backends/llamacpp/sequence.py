@@ -37,9 +37,8 @@ NO_TOKENS: Tokens = np.empty(0, np.int32)
 class Generation(msgspec.Struct, frozen=True):
     """One choice of a request as the engine takes it: tokenised and checked.
 
-    `prompt` has 1 to context_length - 1 tokens.
-    `choice` is one of `n`. `slot.shift` is decided: the model's setting has been applied. `shown` are control tokens
-    that are text for the `parser`.
+    `prompt` has 1 to context_length - 1 tokens. `choice` is one of the `n` from `first_choice` on. `slot.shift` is
+    decided: the model's setting has been applied. `shown` are control tokens that are text for the `parser`.
     """
 
     id: str
@@ -50,6 +49,7 @@ class Generation(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     resume: Tokens = NO_TOKENS
     n: int = 1
+    first_choice: int = 0
     choice: int = 0
     slot: SlotOptions = SlotOptions()
     adapters: AdapterSet = NO_ADAPTERS
@@ -61,9 +61,15 @@ class Generation(msgspec.Struct, frozen=True):
     parser: ParserSpec | None = None
     shown: frozenset[int] = frozenset()
 
-    def for_choice(self, index: int) -> Generation:
-        """Another choice of the same request, with random numbers of its own."""
-        return msgspec.structs.replace(self, choice=index, sampling=self.sampling.for_choice(index))
+    @property
+    def leads(self) -> bool:
+        """Whether this choice begins the request's stream, and counts its prompt."""
+        return self.choice == self.first_choice
+
+    def choices(self) -> list[Generation]:
+        """All choices of the request, each with random numbers of its own."""
+        numbers = range(self.first_choice, self.first_choice + self.n)
+        return [msgspec.structs.replace(self, choice=i, sampling=self.sampling.for_choice(i)) for i in numbers]
 
 
 class Sequence:
@@ -149,7 +155,7 @@ class Sequence:
 
     def complete_frame(self) -> Frame:
         """All of a stream that needs no computation: its budget is 0, or what it resumes was complete."""
-        started = () if self.generation.choice else (self._started(),)
+        started = (self._started(),) if self.generation.leads else ()
         return Frame((*started, *self._end()), choice=self.generation.choice)
 
     def progress(self, prompt_complete: bool) -> Frame | None:
@@ -255,7 +261,7 @@ class Sequence:
         return [*self._assembler.finish(self.reason), self._finished()]
 
     def _started(self) -> Started:
-        return Started(len(self.generation.prompt), self._cached_tokens, echo=self.generation.echo)
+        return Started(len(self.generation.prompt), self._cached_tokens, self.generation.choice, self.generation.echo)
 
     def _finished(self) -> Finished:
         assert self.reason is not None

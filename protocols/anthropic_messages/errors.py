@@ -26,6 +26,7 @@ _TYPES: dict[str, str] = {
     "internal": "api_error",
     "not_supported": "api_error",
     "backend_lost": "api_error",
+    "replica_stopping": "api_error",
     "unavailable": "overloaded_error",
     "deadline_exceeded": "timeout_error",
 }

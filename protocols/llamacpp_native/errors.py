@@ -21,6 +21,7 @@ _TYPES: dict[str, str] = {
     "internal": "server_error",
     "not_supported": "not_supported_error",
     "backend_lost": "unavailable_error",
+    "replica_stopping": "unavailable_error",
     "unavailable": "unavailable_error",
     "deadline_exceeded": "server_error",
 }

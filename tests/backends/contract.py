@@ -81,6 +81,9 @@ class BackendContract(ABC):
     endless: ClassVar[int] = 100
     """A token budget that is not used up while a test looks, and fits the context."""
 
+    same_beside_others: ClassVar[bool] = True
+    """Whether a request's logits are the same to the last bit beside others: a hot draw shows every difference."""
+
     @classmethod
     @abstractmethod
     async def create(cls) -> Backend: ...
@@ -205,6 +208,24 @@ class BackendContract(ABC):
         usage, expected = rest.completion.usage, whole.completion.usage
         assert usage.prompt_tokens == expected.prompt_tokens
         assert usage.completion_tokens == expected.completion_tokens
+
+    @pytest.mark.parametrize("k", [0, 5])
+    async def test_one_of_several_choices_continues(self, backend: Backend, k: int) -> None:
+        """Asked for on its own, it is the choice that it would have been among the others."""
+        several = self.request(n=3, sampling=Sampling(temperature=1.5, seed=42))
+        await answer(backend, several)
+        whole = [
+            token for frame in (await answer(backend, several)).frames if frame.choice == 2 for token in frame.tokens
+        ]
+        alone = msgspec.structs.replace(several, n=1, choice=2, resume=tuple(whole[:k]))
+        frames = [frame async for frame in backend.generate(alone)]
+        rest = [token for frame in frames for token in frame.tokens]
+        assert rest == whole[k:] if self.same_beside_others else len(rest) == len(whole[k:])
+        assert {frame.choice for frame in frames} == {2}
+        events = [event for frame in frames for event in frame.events]
+        assert {event.choice for event in events} == {2}
+        assert isinstance(events[0], Started)
+        assert isinstance(events[-1], Finished)
 
     async def test_resume_of_a_complete_answer_only_ends_it(self, backend: Backend) -> None:
         whole = await answer(backend, self.request())

@@ -13,7 +13,7 @@ import pytest
 
 from deployments import channel
 from deployments.channel import ChannelAddress, ChannelHub, ChannelServer, GatewayLink, Inbox, ReplicaLink
-from protocols.errors import BackendLost, ClientTooSlow, ErrorInfo, Overloaded
+from protocols.errors import BackendLost, ClientTooSlow, ErrorInfo, Overloaded, ReplicaStopping
 from protocols.events import Failed, Frame, TextDelta
 from tests.deployments.support import (
     HELLO,
@@ -448,7 +448,7 @@ async def test_the_hub_does_not_reconnect_to_a_replica_that_is_not_listed(
     link.transport.abort()
     await eventually(lambda: not keepers())
     assert server.connections == 1
-    assert hub.connected == set()
+    assert not hub.connected
 
 
 async def test_the_hub_waits_for_a_replica_that_does_not_listen_yet(
@@ -486,6 +486,49 @@ async def test_a_draining_replica_finishes_its_streams(link: GatewayLink, hub: C
             assert link.push(inbox.stream, frame)
             await asyncio.sleep(0)
         assert events(await read_all(inbox)) == events(HELLO[1:])
+
+
+async def test_what_a_draining_replica_has_not_finished_is_taken_from_it(
+    server: CountingServer, address: ChannelAddress
+) -> None:
+    hub = ChannelHub(LIMIT, handover_after_s=0.01)
+    hub.set_replicas("m", {"r": address})
+    link = await linked(server, hub)
+    with hub.open() as inbox:
+        link.push(inbox.stream, STARTED)
+        await get(inbox)
+        hub.set_replicas("m", {})
+        with pytest.raises(ReplicaStopping):
+            await get(inbox)
+    await hub.aclose()
+
+
+async def test_a_replica_that_comes_back_in_time_keeps_its_streams(
+    server: CountingServer, address: ChannelAddress
+) -> None:
+    hub = ChannelHub(LIMIT, handover_after_s=0.02)
+    hub.set_replicas("m", {"r": address})
+    link = await linked(server, hub)
+    with hub.open() as inbox:
+        link.push(inbox.stream, STARTED)
+        await get(inbox)
+        hub.set_replicas("m", {})
+        await settle()
+        hub.set_replicas("m", {"r": address})
+        await asyncio.sleep(0.05)
+        for frame in HELLO[1:]:
+            link.push(inbox.stream, frame)
+        assert events(await read_all(inbox)) == events(HELLO[1:])
+    await hub.aclose()
+
+
+async def test_who_asks_is_told_what_the_replicas_can_take(hub: ChannelHub, address: ChannelAddress) -> None:
+    told: list[tuple[str, int]] = []
+    hub.on_capacity = lambda model, capacity: told.append((model, capacity))
+    hub.set_replicas("m", {"r": address}, 10)
+    hub.set_replicas("m", {}, 0)
+    await eventually(lambda: len(told) == 2)
+    assert told == [("m", 10), ("m", 0)]
 
 
 async def test_a_replica_that_is_listed_again_keeps_its_one_connection(
@@ -534,7 +577,7 @@ async def test_closing_the_hub_closes_its_connections(
     await hub.aclose()
     await eventually(lambda: not link.open)
     assert not keepers()
-    assert hub.connected == set()
+    assert not hub.connected
 
 
 async def test_closing_the_hub_also_closes_connections_to_draining_replicas(link: GatewayLink, hub: ChannelHub) -> None:

@@ -42,7 +42,7 @@ from protocols.errors import (
     ServingError,
     Unavailable,
 )
-from protocols.events import Failed, Frame
+from protocols.events import Failed, Frame, Started
 from protocols.request import Request
 from tests.deployments.fake_serve import FakeHandle, Items
 from tests.deployments.support import (
@@ -307,16 +307,54 @@ async def test_replicas_are_replaced_up_to_the_limit(make: Make, retries: int) -
     assert len(handle.calls) == retries + 1
 
 
+REST = over_handle(STARTED, text("lo", 2), finished())
+"""What a second replica sends to a request that resumes behind the first half of `HELLO`."""
+
+
+def asked(handle: FakeHandle) -> list[Request]:
+    return [msgspec.msgpack.decode(call["request"], type=Request) for call in handle.calls]
+
+
 @pytest.mark.parametrize("lost", LOST, ids=lambda error: type(error).__name__)
-async def test_nothing_is_retried_once_a_frame_was_delivered(make: Make, lost: Exception) -> None:
+async def test_an_answer_goes_on_where_its_replica_was_lost(make: Make, lost: Exception) -> None:
     gate = asyncio.Event()
-    handle = FakeHandle(over_handle(STARTED, gate, lost))
+    handle = FakeHandle(over_handle(STARTED, text("Hel", 1), gate, lost), REST)
+    received = []
     async with aclosing(make(handle).stream(request())) as stream:
-        assert await anext(stream) == STARTED
-        gate.set()
-        with pytest.raises(BackendLost):
-            await anext(stream)
-    assert len(handle.calls) == 1
+        async for frame in stream:
+            received.append(frame)
+            gate.set()
+    assert events(received) == events(HELLO)
+    assert tokens(received) == tokens(HELLO)
+    assert [sent.resume for sent in asked(handle)] == [(), (1,)]
+
+
+async def test_each_choice_goes_on_by_its_number(make: Make) -> None:
+    gate = asyncio.Event()
+    first = over_handle(STARTED, text("a", 1), text("b", 2, 1), finished(1), text("c", 3, 2), gate, ActorDiedError())
+
+    async def rest(payload: bytes, **_: Any) -> AsyncIterator[bytes]:
+        sent = msgspec.msgpack.decode(payload, type=Request)
+        yield encode(Frame((Started(3, 0, sent.choice),), choice=sent.choice))
+        yield encode(text(f" and {sent.resume}", 9, sent.choice))
+        yield encode(finished(sent.choice))
+
+    handle = FakeHandle(first, rest)
+    collector = Collector(3)
+    async with aclosing(make(handle).stream(request(n=3))) as stream:
+        async for frame in stream:
+            gate.set()
+            for event in frame.events:
+                collector.feed(event)
+    assert [choice.text for choice in collector.result().choices] == ["a and (1,)", "b", "c and (3,)"]
+    assert [(sent.n, sent.choice, sent.resume) for sent in asked(handle)] == [(3, 0, ()), (1, 0, (1,)), (1, 2, (3,))]
+
+
+async def test_a_request_that_two_replicas_died_of_is_refused(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    handle = FakeHandle(over_handle(STARTED, text("Hel", 1), ActorDiedError()))
+    assert isinstance(await failure(make(handle), delivered=3), InternalError)
+    assert len(handle.calls) == 2
+    assert "r1" in caplog.text
 
 
 MAPPED: list[tuple[Exception, type[ServingError]]] = [
@@ -381,7 +419,7 @@ async def test_a_failure_in_the_middle_comes_after_all_that_had_arrived(make: Ma
 
 async def test_a_replica_that_ends_in_the_middle_is_lost(make: Make, late_frames_at_once: None) -> None:
     handle = FakeHandle(over_handle(STARTED, text("Hel")))
-    error = await failure(make(handle), delivered=2)
+    error = await failure(make(handle, retries=0), delivered=2)
     assert isinstance(error, BackendLost)
     assert "ended the answer early" in error.message
 
@@ -407,7 +445,7 @@ async def test_a_connection_that_breaks_in_the_middle_is_a_lost_replica(make: Ma
         yield HANDED_OVER
 
     handle = FakeHandle(answer)
-    async with aclosing(make(handle).stream(request())) as stream:
+    async with aclosing(make(handle, retries=0).stream(request())) as stream:
         assert await anext(stream) == STARTED
         gate.set()
         async with asyncio.timeout(WITHIN_S):

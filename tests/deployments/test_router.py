@@ -26,9 +26,11 @@ from tests.deployments.support import WITHIN_S, eventually, settle
 class FakeHub:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, ChannelAddress]]] = []
+        self.capacity = -1
 
-    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress]) -> None:
+    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int) -> None:
         self.told.append((model, dict(addresses)))
+        self.capacity = capacity
 
 
 @pytest.fixture

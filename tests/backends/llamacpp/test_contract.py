@@ -29,6 +29,8 @@ class TestLlamaCpp(BackendContract):
 
 
 class TestUnifiedCache(TestLlamaCpp):
+    same_beside_others = False
+
     @classmethod
     async def create(cls) -> Backend:
         from backends.llamacpp.backend import LlamaCppBackend
@@ -52,6 +54,8 @@ class TestNgrams(TestLlamaCpp):
 
 
 class TestDraftModel(TestLlamaCpp):
+    same_beside_others = False
+
     @classmethod
     async def create(cls) -> Backend:
         from backends.llamacpp.backend import LlamaCppBackend

@@ -1,0 +1,111 @@
+"""Clients that ask without a pause, and what became of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import httpx2
+import msgspec
+
+from tests.chaos.asks import Ask, BrokenAnswer, answer
+
+WITHIN_S = 240.0
+
+
+class Outcome(msgspec.Struct):
+    """`began` and `ended` are seconds of `time.monotonic`. `text` is None after an error, or if the client left."""
+
+    ask: Ask
+    began: float
+    ended: float = 0.0
+    text: str | None = None
+    left: bool = False
+    broken_connections: list[float] = []
+    error: str = ""
+    longest_gap_s: float = 0.0
+
+
+async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None = None) -> Outcome:
+    """One request as a client with one retry makes it: again after a broken connection, never after an error.
+
+    A gateway that is killed takes its connections along. Everything else has to be invisible.
+    """
+    outcome = Outcome(ask, time.monotonic())
+    for attempt in range(2):
+        gaps: list[float] = []
+        try:
+            async with asyncio.timeout(leave_after_s if leave_after_s is not None else WITHIN_S):
+                outcome.text = await answer(client, ask, gaps, time.monotonic)
+            outcome.longest_gap_s = max(gaps, default=0.0)
+            break
+        except TimeoutError:
+            outcome.left = leave_after_s is not None
+            outcome.error = "" if outcome.left else f"no answer within {WITHIN_S:.0f} s"
+            break
+        except httpx2.TransportError as error:
+            outcome.broken_connections.append(time.monotonic())
+            if attempt:
+                outcome.error = f"{type(error).__name__} again: {error}"
+        except BrokenAnswer as error:
+            outcome.error = str(error)
+            break
+    outcome.ended = time.monotonic()
+    return outcome
+
+
+async def load(
+    url: str,
+    asks: Sequence[Ask],
+    clients: int,
+    until: Callable[[], bool],
+    seed: int = 0,
+    leaving: float = 0.0,
+) -> list[Outcome]:
+    """`clients` of them, each asking something at random until `until` holds. A share of `leaving` go away early."""
+    outcomes: list[Outcome] = []
+
+    async def one(number: int) -> None:
+        draw = random.Random(seed * 1000 + number)
+        async with httpx2.AsyncClient(base_url=url, timeout=WITHIN_S) as client:
+            while not until():
+                leave_after_s = draw.uniform(0.01, 1.5) if draw.random() < leaving else None
+                outcomes.append(await once(client, draw.choice(asks), leave_after_s))
+
+    await asyncio.gather(*[one(number) for number in range(clients)])
+    return outcomes
+
+
+async def references(url: str, asks: Sequence[Ask]) -> dict[str, str]:
+    """The undisturbed answers, by `key`. One at a time: their batch has no one else in it."""
+    async with httpx2.AsyncClient(base_url=url, timeout=WITHIN_S) as client:
+        return {key(ask): await answer(client, ask) for ask in asks}
+
+
+def key(ask: Ask) -> str:
+    return msgspec.json.encode((ask.dialect, ask.body)).decode()
+
+
+def common_prefix(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def table(outcomes: Sequence[Outcome], expected: Mapping[str, str]) -> str:
+    """One row for each way of asking."""
+    lines = [
+        "| asked | requests | failed | retried | client left | identical | longest gap |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted({outcome.ask.name for outcome in outcomes}):
+        rows = [outcome for outcome in outcomes if outcome.ask.name == name]
+        answered = [row for row in rows if row.text is not None]
+        same = sum(row.text == expected[key(row.ask)] for row in answered)
+        share = f"{same} of {len(answered)}"
+        lines.append(
+            f"| {name} | {len(rows)} | {sum(bool(row.error) for row in rows)} "
+            f"| {sum(bool(row.broken_connections) for row in rows)} | {sum(row.left for row in rows)} | {share} "
+            f"| {max((row.longest_gap_s for row in rows), default=0):.1f} s |"
+        )
+    return "\n".join(lines)

