@@ -28,6 +28,10 @@ test: ## Run the tests; PYTEST_ARGS="-k name"
 	@$(install) $(DEV)
 	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
 
+test-chaos: ## Kill replicas, gateways, the controller and a node under load
+	@$(install) $(DEV)
+	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s tests/chaos $(PYTEST_ARGS)
+
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
@@ -55,6 +59,10 @@ bench-relay: ## Measure what relaying tokens costs, without a model
 bench-encoding: ## Measure what it costs to put an event on the wire, in every dialect
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.encoding
+
+bench-router-live: ## Compare routing rules on real replicas (45 minutes)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.router_live
 
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)
