@@ -123,7 +123,7 @@ class Dispatcher:
         while True:
             try:
                 return decode_answer(call, await (self._ask_all(call) if call.everywhere else self._ask(call)))
-            except BackendLost as error:
+            except (BackendLost, Unavailable) as error:
                 lost += 1
                 if not call.repeatable or lost > self._settings.retries:
                     raise

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocols.errors import BackendLost, InternalError, ReplicaStopping, ServingError
+from protocols.errors import BackendLost, InternalError, ReplicaStopping, ServingError, Unavailable
 from protocols.events import Event, Finished, Frame, Progress, Started
 from protocols.request import Request
 
@@ -95,8 +95,11 @@ class Journey:
         return True
 
     def lost(self, error: ServingError) -> float:
-        """A replica was lost with `error`. Raises it, or says after how many seconds the request is to go on."""
-        if not isinstance(error, BackendLost):
+        """A replica was lost with `error`. Raises it, or says after how many seconds the request is to go on.
+
+        `Unavailable` is what a replica says whose engine has failed: it is as good as lost.
+        """
+        if not isinstance(error, BackendLost | Unavailable):
             raise error
         if not self._begun:
             self._vain += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -15,8 +17,17 @@ from backends.base import BackendStats, ModelCard
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
+from deployments.watchdog import watch
 from protocols.calls import AnswerT, ModelCall, Question
-from protocols.errors import BackendLost, ErrorInfo, InternalError, InvalidRequest, ServingError
+from protocols.errors import (
+    BackendLost,
+    ErrorInfo,
+    InternalError,
+    InvalidRequest,
+    ReplicaStopping,
+    ServingError,
+    Unavailable,
+)
 from protocols.events import Failed, Frame
 from protocols.request import Request
 
@@ -27,6 +38,9 @@ _call: msgspec.msgpack.Decoder[ModelCall] = msgspec.msgpack.Decoder(ModelCall)
 _address = msgspec.msgpack.Decoder(ReturnAddress)
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(Frame)
+
+LAST_FRAMES_S = 2.0
+"""How long a replica that closes waits for its streams to say so to their gateways."""
 
 HANDED_OVER = b""
 """The one item of a handle stream whose frames all went over the step channel."""
@@ -88,10 +102,15 @@ class Replica:
         self._node_ip = node_ip
         self._channel = ChannelServer()
         self._metadata: ReplicaMetadata | None = None
+        self._stall_timeout_s = settings.stall_timeout_s
+        self._watchdog: asyncio.Task[None] | None = None
+        self._closing = False
+        self._streams = 0
 
     async def start(self) -> None:
         card = await self._backend.start()
         self._metadata = ReplicaMetadata(await self._channel.start(self._node_ip), card)
+        self._watchdog = asyncio.get_running_loop().create_task(watch(self._backend, self._stall_timeout_s))
 
     async def generate(self, request: bytes, hint: RoutingHint, to: bytes) -> AsyncGenerator[bytes, None]:
         """Runs `request` and sends its frames to `to`: over the channel if connected, else as this stream's items.
@@ -112,12 +131,18 @@ class Replica:
             yield HANDED_OVER
 
     async def _frames(self, request: Request) -> AsyncGenerator[Frame, None]:
+        self._streams += 1
         try:
             async with aclosing(self._backend.generate(request)) as frames:
                 async for frame in frames:
                     yield frame
         except Exception as error:
-            yield _failed(_logged(error, request.id))
+            failure = _logged(error, request.id)
+            if self._closing and isinstance(failure, Unavailable):
+                failure = ReplicaStopping("The model's replica stops.")
+            yield _failed(failure)
+        finally:
+            self._streams -= 1
 
     async def call(self, call: bytes, hint: RoutingHint) -> bytes:
         """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
@@ -139,8 +164,17 @@ class Replica:
         return self._backend.stats()
 
     async def aclose(self) -> None:
-        await self._channel.aclose()
+        """What is still running is handed over: its clients notice nothing of it."""
+        self._closing = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         await self._backend.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FRAMES_S):
+                while self._streams:
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # what was pushed leaves in the next turn of the loop
+        await self._channel.aclose()
 
 
 def _logged(error: Exception, request_id: str) -> ServingError:

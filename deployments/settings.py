@@ -104,6 +104,12 @@ class ModelSettings(_Settings):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests one gateway keeps waiting for this model; past it clients get 429."
     )
+    stall_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="A replica whose engine has work and does not move for this long ends, and is replaced. Longer "
+        "than the longest step: for a large model on a CPU that is a batch of prompt tokens.",
+    )
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

@@ -372,7 +372,7 @@ async def test_a_failed_call_has_a_meaning_for_the_client(
     make: Make, raised: Exception, expected: type[ServingError], caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = FakeHandle(over_handle(raised))
-    error = await failure(make(handle))
+    error = await failure(make(handle, retries=0))
     assert type(error) is expected
     assert "secret" not in error.message
     assert len(handle.calls) == 1
@@ -394,7 +394,7 @@ async def test_an_item_that_is_no_frame_is_an_internal_error(make: Make) -> None
 )
 async def test_a_failed_frame_becomes_the_exception_it_stands_for(make: Make, raised: ServingError) -> None:
     handle = FakeHandle(over_handle(Frame((Failed(raised.info),))))
-    error = await failure(make(handle))
+    error = await failure(make(handle, retries=0))
     assert type(error) is type(raised)
     assert error.info == raised.info
     assert not handle.responses[0].cancelled
@@ -406,7 +406,7 @@ async def test_a_failure_in_the_middle_comes_after_all_that_had_arrived(make: Ma
     failed = Frame((Failed(Unavailable("going down").info),))
     handle = FakeHandle(over_handle(STARTED, gate, text("Hel", 1), text("lo", 2), failed))
     received = []
-    async with aclosing(make(handle).stream(request())) as stream:
+    async with aclosing(make(handle, retries=0).stream(request())) as stream:
         received.append(await anext(stream))
         gate.set()
         await settle()  # the rest waits together now

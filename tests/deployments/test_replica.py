@@ -16,7 +16,7 @@ from deployments.channel import ChannelHub, ReturnAddress
 from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_frame
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
-from protocols.errors import BackendLost, ContextOverflow, InternalError, ServingError
+from protocols.errors import BackendLost, ContextOverflow, InternalError, ReplicaStopping, ServingError, Unavailable
 from protocols.events import Failed, Frame
 from protocols.request import Request
 from tests.deployments.support import WITHIN_S, eventually, request, tokens
@@ -176,3 +176,28 @@ async def test_health_is_the_backends(started: Start) -> None:
     await replica.aclose()
     with pytest.raises(ServingError):
         await replica.check_health()
+
+
+async def test_a_replica_that_closes_hands_over_what_runs(started: Start, hub: ChannelHub) -> None:
+    """Over the channel: the last frame says that it stops, and nothing of what came before is missing."""
+    replica = await started(tokens=10_000, inter_token_s=0.001)
+    await connect(hub, replica)
+    with hub.open() as inbox:
+        call = asyncio.ensure_future(anext(generate(replica, request(), hub.gateway, inbox.stream)))
+        frames = [await inbox.get() for _ in range(3)]
+        await replica.aclose()
+        async with asyncio.timeout(WITHIN_S):
+            while not (frames[-1].events and isinstance(frames[-1].events[-1], Failed)):
+                frames.append(await inbox.get())
+        assert await call == HANDED_OVER
+    failed = frames[-1].events[-1]
+    assert isinstance(failed, Failed)
+    assert isinstance(ServingError.from_info(failed.error), ReplicaStopping)
+    assert tokens(frames)
+
+
+async def test_an_engine_that_died_is_unavailable_and_no_hand_over(started: Start) -> None:
+    replica = await started()
+    await replica._backend.aclose()
+    (item,) = [item async for item in generate(replica, request())]
+    assert type(error_of(item)) is Unavailable
