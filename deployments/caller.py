@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from deployments.middleware import OWNER, Message, Scope, Send, header
 from protocols.affinity import affinity
+from protocols.errors import InvalidRequest
+
+TIMEOUT_HEADER = b"x-request-timeout-s"
 
 _SESSION_HEADERS = (
     b"x-claude-code-session-id",
@@ -17,6 +20,23 @@ _SESSION_HEADERS = (
 def session(scope: Scope) -> str | None:
     """The name of what the request is a part of, by the first of these headers."""
     return affinity(*(header(scope, name).decode("latin-1") for name in _SESSION_HEADERS))
+
+
+def timeout_s(scope: Scope) -> float | None:
+    """How long the caller will wait for its whole answer, if it says. `InvalidRequest` if that is no time."""
+    given = header(scope, TIMEOUT_HEADER).decode("latin-1")
+    if not given:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise InvalidRequest(
+            f"The header {TIMEOUT_HEADER.decode()} is a number of seconds above 0, not {given[:50]!r}.",
+            param=TIMEOUT_HEADER.decode(),
+        )
+    return seconds
 
 
 def owner(scope: Scope) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -104,10 +105,12 @@ class Dispatcher:
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         await self.catalog.find(request.model)
         journey = Journey(request, self._settings.retries)
-        async with self._lines.of(request.model).place(self._settings.first_frame_timeout_s):
+        limits = [limit for limit in (request.timeout_s, self._settings.request_timeout_s) if limit is not None]
+        deadline = asyncio.get_running_loop().time() + min(limits) if limits else math.inf
+        async with self._lines.of(request.model).place(min(limits, default=self._settings.first_frame_timeout_s)):
             while not journey.complete:
                 parts = journey.requests()
-                runs = [partial(self._attempt, part) for part in parts]
+                runs = [partial(self._attempt, part, deadline) for part in parts]
                 try:
                     async with aclosing(runs[0]() if len(runs) == 1 else side_by_side(runs)) as frames:
                         async for frame in frames:
@@ -169,8 +172,12 @@ class Dispatcher:
         except Exception as error:
             raise serving_error(error, model) from None
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Frame, None]:
-        """One call of one replica. Raises whatever it ends with other than `Finished`."""
+    async def _attempt(self, request: Request, deadline: float = math.inf) -> AsyncGenerator[Frame, None]:
+        """One call of one replica, to be over by `deadline` of the loop's clock.
+
+        Raises whatever it ends with other than `Finished`.
+        """
+        started_by = asyncio.get_running_loop().time() + self._settings.first_frame_timeout_s
         payload = _encoder.encode(request)
         handle = ray_compat.streaming_handle(
             self._handle(request.model), by_reference=len(payload) > GRPC_REQUEST_LIMIT_BYTES
@@ -185,7 +192,7 @@ class Dispatcher:
             inbox.on_overflow = response.cancel
             reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox, request.model))
             try:
-                async with asyncio.timeout(self._settings.first_frame_timeout_s):
+                async with asyncio.timeout_at(min(deadline, started_by)):
                     frame = await inbox.get()
                 delivered = False
                 while True:
@@ -198,8 +205,11 @@ class Dispatcher:
                     delivered = True
                     if inbox.drained:
                         break
-                    frame = await inbox.get()
+                    async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+                        frame = await inbox.get()
             except TimeoutError:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise DeadlineExceeded("The answer took longer than it was allowed to.") from None
                 raise DeadlineExceeded(
                     f"No replica began to answer within {self._settings.first_frame_timeout_s:g} seconds."
                 ) from None

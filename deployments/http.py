@@ -179,7 +179,7 @@ class HttpApp:
                     call = codec.decode(body, request_id)
                 else:
                     call = await memory.decode(body, request_id, owner)
-                call = self._addressed(call, caller.session(scope))
+                call = self._addressed(call, caller.session(scope), caller.timeout_s(scope))
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
                 frames = fan_out.stream(self._pool.stream, call)
                 if memory is not None:
@@ -192,11 +192,13 @@ class HttpApp:
 
         return endpoint
 
-    def _addressed(self, call: Call[Any], session: str | None) -> Call[Any]:
+    def _addressed(self, call: Call[Any], session: str | None, timeout_s: float | None) -> Call[Any]:
         """`session` is what the request belongs to by its headers, which know more of it than its body."""
         model = "" if all(request.model for request in call.requests) else the_only_model(self._pool)
         requests = tuple(
-            msgspec.structs.replace(request, model=model or request.model, affinity=session or request.affinity)
+            msgspec.structs.replace(
+                request, model=model or request.model, affinity=session or request.affinity, timeout_s=timeout_s
+            )
             for request in call.requests
         )
         return msgspec.structs.replace(call, requests=requests)

@@ -56,6 +56,12 @@ class GatewaySettings(_Settings):
     first_frame_timeout_s: float = Field(
         600.0, gt=0, description="How long a request may wait for a replica and its prefill before it fails with 504."
     )
+    request_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="How long a request may take in all before it ends with an error. A request can ask for less with "
+        "the header x-request-timeout-s.",
+    )
     retries: int = Field(
         8,
         ge=0,

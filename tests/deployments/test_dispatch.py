@@ -357,6 +357,18 @@ async def test_a_request_that_two_replicas_died_of_is_refused(make: Make, caplog
     assert "r1" in caplog.text
 
 
+async def test_an_answer_that_takes_longer_than_its_client_waits_is_cut(make: Make) -> None:
+    handle = FakeHandle(over_handle(STARTED, text("Hel", 1), asyncio.Event()))
+    error = await failure(make(handle), delivered=2, wanted=request(timeout_s=0.05))
+    assert isinstance(error, DeadlineExceeded)
+    assert handle.responses[0].cancelled
+
+
+async def test_the_operator_s_limit_holds_for_whoever_asks_for_none(make: Make) -> None:
+    handle = FakeHandle(over_handle(STARTED, asyncio.Event()))
+    assert isinstance(await failure(make(handle, request_timeout_s=0.05), delivered=1), DeadlineExceeded)
+
+
 MAPPED: list[tuple[Exception, type[ServingError]]] = [
     (BackPressureError(num_queued_requests=3, max_queued_requests=2), Overloaded),
     (DeploymentUnavailableError(DeploymentID("Model", "m")), Unavailable),
