@@ -52,6 +52,8 @@ def main() -> None:
 def check(path: Path) -> None:
     """Validate CONFIG, Serve's part and ours, without a cluster."""
     parts = _checked(path, with_serve=True)
+    for note in config.notes(config.read(path)):
+        click.echo(f"note: {note}", err=True)
     click.echo(f"{path}: ok. Models: {', '.join(sorted(parts.models)) or 'none'}.")
 
 

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from deployments.autoscaling import POLICY
 from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
 
 if TYPE_CHECKING:
@@ -117,6 +118,22 @@ def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))  # once each: some keys Serve refuses itself
     return schema
+
+
+def notes(raw: Mapping[str, Any]) -> list[str]:
+    """What is legal, and hardly meant: one line each."""
+    found = []
+    for index, app in enumerate(raw["applications"]):
+        if app.get("import_path") != MODEL_IMPORT:
+            continue
+        for place, deployment in enumerate(app.get("deployments") or []):
+            scaling = deployment.get("autoscaling_config")
+            if isinstance(scaling, Mapping) and "policy" not in scaling:
+                found.append(
+                    f"applications[{index}].deployments[{place}].autoscaling_config: without "
+                    f"`policy: {{policy_function: {POLICY}}}` Serve scales on the number of requests only"
+                )
+    return found
 
 
 def _unknown_keys(cls: type[BaseModel], data: Any, where: str) -> Iterator[str]:

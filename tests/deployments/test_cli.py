@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from deployments import cluster, config
+from deployments.autoscaling import POLICY
 from deployments.cli import main
 from deployments.cluster import ClusterError, failure_reason, port_holder, require_free
 from deployments.settings import ConfigError
@@ -54,6 +55,17 @@ def test_a_good_config_is_ok_and_its_models_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     result = run("check", path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{path}: ok. Models: a, b.\n", "")
+
+
+def test_scaling_bounds_without_the_policy_are_pointed_out(tmp_path: Path) -> None:
+    """Serve takes a config's `autoscaling_config` in place of the code's, whole."""
+    model = GOOD["applications"][1]
+    bounds: dict[str, Any] = {"name": "Model", "autoscaling_config": {"max_replicas": 2}}
+    result = run("check", write(tmp_path, {"applications": [model | {"deployments": [bounds]}]}))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: applications[0].deployments[0].autoscaling_config: without `policy: ")
+    named = {"name": "Model", "autoscaling_config": {"max_replicas": 2, "policy": {"policy_function": POLICY}}}
+    assert run("check", write(tmp_path, {"applications": [model | {"deployments": [named]}]})).stderr == ""
 
 
 def test_a_config_without_models_is_ok(tmp_path: Path) -> None:
