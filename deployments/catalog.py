@@ -45,11 +45,25 @@ def read_serve_status() -> dict[str, Application]:
     return {
         name: Application(
             ModelEntry(name, int(app.last_deployed_time_s)),
-            app.message if app.status is ApplicationStatus.DEPLOY_FAILED else None,
+            _failure(app),
         )
         for name, app in status.applications.items()
         if MODEL_DEPLOYMENT in app.deployments and app.status not in _GONE
     }
+
+
+def _failure(app: Any) -> str | None:
+    """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
+
+    A deployment that failed may have replicas of before, and they serve; one that slept may fail when it is woken.
+    """
+    model = app.deployments[MODEL_DEPLOYMENT]
+    woken_in_vain = model.status_trigger.value == "REPLICA_STARTUP_FAILED"
+    if app.status is not ApplicationStatus.DEPLOY_FAILED and not woken_in_vain:
+        return None
+    if any(count for state, count in model.replica_states.items() if state.value == "RUNNING"):
+        return None
+    return str(model.message or app.message)
 
 
 class Catalog:

@@ -30,6 +30,7 @@ from backends.llamacpp.draft_model import DraftModel, can_be_cut, check_same_voc
 from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.embedding_context import EmbeddingContext, purpose
+from backends.llamacpp.preflight import check_files, check_memory
 from backends.llamacpp.prompt_cache import PromptCache
 from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.runner import Runner
@@ -72,6 +73,9 @@ def load(settings: LlamaCppSettings) -> Loaded:
     """Takes a while. `BackendStartError` says what is wrong; nothing is left behind then."""
     path = resolve_model(settings.model)
     init_native()
+    files = check_files(part_paths(path), f"model {settings.model!r}")
+    if not built_with_gpu():
+        check_memory(files, settings, repacks=_repacks(settings))
     with ExitStack() as resources:
         try:
             model = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))
@@ -212,6 +216,7 @@ def _drafting(settings: LlamaCppSettings, model: Model, context: Context, contex
 
 def _load_draft_model(settings: LlamaCppSettings, source: str, model: Model, context_length: int) -> DraftModel:
     path = resolve_model(source)
+    check_files(part_paths(path), f"draft model {source!r}")
     with ExitStack() as resources:
         try:
             draft = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))

@@ -49,7 +49,7 @@ def running(model: str) -> int:
     from ray import serve
 
     states = serve.status().applications[model].deployments["Model"].replica_states
-    return {str(state): count for state, count in states.items()}.get("RUNNING", 0)
+    return {state.value: count for state, count in states.items()}.get("RUNNING", 0)
 
 
 def body(model: str, tokens: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.serve._private.common import DeploymentStatusTrigger, ReplicaState
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -249,19 +250,33 @@ async def test_a_catalog_that_never_watched_can_be_closed() -> None:
 # --- Serve's status ---------------------------------------------------------------------------------------------------
 
 
-def application(status: ApplicationStatus, deployment: str = "Model", message: str = "") -> SimpleNamespace:
+def application(
+    status: ApplicationStatus,
+    deployment: str = "Model",
+    message: str = "",
+    trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
+    running: int = 0,
+) -> SimpleNamespace:
+    overview = SimpleNamespace(
+        status_trigger=trigger, message="", replica_states={ReplicaState.RUNNING: running} if running else {}
+    )
     return SimpleNamespace(
-        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: None, "Entry": None}
+        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: overview, "Entry": overview}
     )
 
 
 def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
     applications = {
         "gateway": application(ApplicationStatus.RUNNING, deployment="Gateway"),
-        "up": application(ApplicationStatus.RUNNING),
+        "up": application(ApplicationStatus.RUNNING, running=1),
+        "asleep": application(ApplicationStatus.RUNNING),
         "loading": application(ApplicationStatus.DEPLOYING),
         "sick": application(ApplicationStatus.UNHEALTHY),
         "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
+        "not woken": application(ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed),
+        "one of two": application(ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed, running=1),
+        "not replaced": application(ApplicationStatus.DEPLOY_FAILED, message="no such file", running=1),
         "leaving": application(ApplicationStatus.DELETING),
         "absent": application(ApplicationStatus.NOT_STARTED),
     }
@@ -269,8 +284,12 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
     status = read_serve_status()
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
+        "asleep": None,
         "loading": None,
         "sick": None,
         "broken": "no such file",
+        "not woken": "no memory",
+        "one of two": None,
+        "not replaced": None,
     }
     assert status["up"].entry == ModelEntry("up", 12)
