@@ -17,7 +17,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from deployments.models import ModelEntry
+from deployments import ray_compat
+from deployments.models import ModelEntry, Offer
+from deployments.naming import offer_of
 from protocols.errors import ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -40,16 +42,29 @@ class StatusSource(Protocol):
         """All model applications by name. Blocks; called on a thread."""
 
 
-def read_serve_status() -> dict[str, Application]:
-    status = serve.status()
-    return {
-        name: Application(
-            ModelEntry(name, int(app.last_deployed_time_s)),
-            _failure(app),
-        )
-        for name, app in status.applications.items()
-        if MODEL_DEPLOYMENT in app.deployments and app.status not in _GONE
-    }
+class ServeStatus:
+    """The `StatusSource` over Serve. What models offer is in their `args`, and read again when one is deployed."""
+
+    def __init__(self) -> None:
+        self._deployed: dict[str, float] = {}
+        self._offers: dict[str, Offer] = {}
+
+    def __call__(self) -> dict[str, Application]:
+        applications = {
+            name: app
+            for name, app in serve.status().applications.items()
+            if MODEL_DEPLOYMENT in app.deployments and app.status not in _GONE
+        }
+        deployed = {name: app.last_deployed_time_s for name, app in applications.items()}
+        if deployed != self._deployed:
+            self._offers = {name: offer_of(args) for name, args in ray_compat.application_args().items()}
+            self._deployed = deployed
+        return {
+            name: Application(
+                ModelEntry(name, int(app.last_deployed_time_s), self._offers.get(name, Offer())), _failure(app)
+            )
+            for name, app in applications.items()
+        }
 
 
 def _failure(app: Any) -> str | None:
@@ -69,9 +84,9 @@ def _failure(app: Any) -> str | None:
 class Catalog:
     """A current copy of the model list, refreshed every `poll_s` seconds and when someone asks for a model it lacks."""
 
-    def __init__(self, poll_s: float, on_change: Any = None, source: StatusSource = read_serve_status) -> None:
+    def __init__(self, poll_s: float, on_change: Any = None, source: StatusSource | None = None) -> None:
         self._poll_s = poll_s
-        self._source = source
+        self._source = source or ServeStatus()
         self._on_change = on_change
         self._applications: Mapping[str, Application] = {}
         self._read_at = float("-inf")

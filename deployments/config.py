@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments.autoscaling import POLICY
+from deployments.naming import clashes, offer
 from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
         http = parse(_HttpOptions, options, "http_options")
     except ConfigError as error:
         faults.append(str(error))
+    for model, name, owner in clashes({model: offer(settings) for model, settings in models.items()}):
+        faults.append(f"model {model!r}: cannot be called {name!r} too, which model {owner!r} is called")
     if faults:
         raise ConfigError("\n".join(faults))
     return OurParts(

@@ -109,3 +109,9 @@ def serve_details() -> dict[str, Any]:
     details = _client().get_serve_details()
     assert isinstance(details, dict)
     return details
+
+
+def application_args() -> dict[str, dict[str, Any]]:
+    """The `args` of each application that was deployed by a config. Publicly, only the dashboard's REST has them."""
+    configs = {name: app.get("deployed_app_config") for name, app in serve_details()["applications"].items()}
+    return {name: config["args"] or {} for name, config in configs.items() if config}

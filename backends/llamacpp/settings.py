@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,12 +18,22 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str = Field(min_length=1, description="The adapter's GGUF, named like `model`.")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="The adapter is a model of its own, `<model>:<name>`. Default: its file's name without `.gguf`.",
+    )
     scale: float = Field(
         1.0,
         ge=-MAX_SCALE,
         le=MAX_SCALE,
-        description="How strongly it applies to requests that do not say so themselves. 0: not at all.",
+        description="How strongly it applies to requests that do not say so themselves. 0: not at all, except to those "
+        "for `<model>:<name>`, where it then applies with 1.",
     )
+
+    @property
+    def label(self) -> str:
+        return self.name or PurePosixPath(self.path.partition("@")[0]).stem
 
 
 class Speculation(BaseModel):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 def scaled(name: str, scaling: dict[str, Any], **backend: Any) -> dict[str, Any]:
     options = {"name": "Model", "ray_actor_options": {"num_cpus": 0}, "autoscaling_config": scaling}
-    return app(name, "model", {"backend": {"kind": "fake", **backend}}, [options])
+    return app(name, "model", {"backend": {"kind": "fake", **backend}, "aliases": [f"{name}-alias"]}, [options])
 
 
 def applications() -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def applications() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def system() -> Iterator[Deployed]:
     with deployed(applications()) as running:
-        wait_for(lambda: models(running) == ["grower", "sleeper"], "the gateway lists the models")
+        wait_for(lambda: models(running) == ["grower", "grower-alias", "sleeper", "sleeper-alias"], "the gateway lists the models")
         yield running
 
 
@@ -58,9 +58,9 @@ def body(model: str, tokens: int) -> dict[str, Any]:
 
 def test_a_sleeping_model_is_listed_wakes_for_a_request_and_sleeps_again(system: Deployed) -> None:
     assert running("sleeper") == 0
-    assert "sleeper" in models(system)
+    assert {"sleeper", "sleeper-alias"} <= set(models(system))
     assert running("sleeper") == 0, "being listed wakes nobody"
-    answer = httpx.post(f"{system.url}/v1/chat/completions", json=body("sleeper", 2), timeout=60)
+    answer = httpx.post(f"{system.url}/v1/chat/completions", json=body("sleeper-alias", 2), timeout=60)
     assert answer.status_code == 200
     assert running("sleeper") == 1
     wait_for(lambda: running("sleeper") == 0, "it sleeps again")

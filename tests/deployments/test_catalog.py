@@ -15,8 +15,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from deployments import catalog as catalog_module
-from deployments.catalog import Application, Catalog, read_serve_status
-from deployments.models import ModelEntry
+from deployments import ray_compat
+from deployments.catalog import Application, Catalog, ServeStatus
+from deployments.models import ModelEntry, Offer
 from protocols.errors import ModelNotFound, Unavailable
 from tests.deployments.support import eventually
 
@@ -281,7 +282,8 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "absent": application(ApplicationStatus.NOT_STARTED),
     }
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
-    status = read_serve_status()
+    monkeypatch.setattr(ray_compat, "application_args", dict)
+    status = ServeStatus()()
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
         "asleep": None,
@@ -293,3 +295,27 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "not replaced": None,
     }
     assert status["up"].entry == ModelEntry("up", 12)
+
+
+def test_what_models_offer_is_read_again_when_one_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the config, so that a model that sleeps offers it too."""
+    apps = {"m": application(ApplicationStatus.RUNNING)}
+    args: dict[str, dict[str, object]] = {"m": {"backend": {"kind": "fake"}, "aliases": ["gpt"]}, "gateway": {}}
+    reads: list[None] = []
+
+    def read() -> dict[str, dict[str, object]]:
+        reads.append(None)
+        return args
+
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
+    monkeypatch.setattr(ray_compat, "application_args", read)
+    status = ServeStatus()
+    for _ in range(3):
+        assert status()["m"].entry.offer == Offer(aliases=("gpt",))
+    assert len(reads) == 1
+    args["m"] = {"of": "another version"}
+    apps["m"].last_deployed_time_s = 13.0
+    assert status()["m"].entry.offer == Offer()
+    args.clear()  # deployed by hand
+    apps["m"].last_deployed_time_s = 14.0
+    assert status()["m"].entry.offer == Offer()
