@@ -6,7 +6,7 @@ Ray 2.60.0. Each function says what it needs and why there is no public way.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ import ray
 from ray import serve
 from ray._private import services, worker
 from ray.serve._private import api as serve_api
+from ray.serve._private import deploy_utils
+from ray.serve.schema import ServeApplicationSchema
 
 if TYPE_CHECKING:
     from ray.serve._private.client import ServeControllerClient
@@ -111,7 +113,16 @@ def serve_details() -> dict[str, Any]:
     return details
 
 
-def application_args() -> dict[str, dict[str, Any]]:
-    """The `args` of each application that was deployed by a config. Publicly, only the dashboard's REST has them."""
+def application_configs() -> dict[str, dict[str, Any]]:
+    """What each application that a config deployed was deployed with. Publicly, only the dashboard's REST has them."""
     configs = {name: app.get("deployed_app_config") for name, app in serve_details()["applications"].items()}
-    return {name: config["args"] or {} for name, config in configs.items() if config}
+    return {name: config for name, config in configs.items() if config}
+
+
+def application_args() -> dict[str, dict[str, Any]]:
+    return {name: config.get("args") or {} for name, config in application_configs().items()}
+
+
+def code_version(application: Mapping[str, Any]) -> str:
+    """Serve's hash of what makes it restart all of an application. It has no public form."""
+    return deploy_utils.get_app_code_version(ServeApplicationSchema.model_validate(application))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from deployments.autoscaling import POLICY
-from tests.cluster.conftest import Deployed, app, deployed, wait_for
+from tests.cluster.conftest import Deployed, app, config, deployed, fake_app, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +38,10 @@ def applications() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def system() -> Iterator[Deployed]:
     with deployed(applications()) as running:
-        wait_for(lambda: models(running) == ["grower", "grower-alias", "sleeper", "sleeper-alias"], "the gateway lists the models")
+        wait_for(
+            lambda: models(running) == ["grower", "grower-alias", "sleeper", "sleeper-alias"],
+            "the gateway lists the models",
+        )
         yield running
 
 
@@ -64,6 +71,30 @@ def test_a_sleeping_model_is_listed_wakes_for_a_request_and_sleeps_again(system:
     assert answer.status_code == 200
     assert running("sleeper") == 1
     wait_for(lambda: running("sleeper") == 0, "it sleeps again")
+
+
+def test_deploying_shows_what_it_will_do_and_does_it(system: Deployed, tmp_path: Path) -> None:
+    import ray
+
+    def deploy(apps: list[dict[str, Any]], *options: str, answer: str = "") -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config(apps, system.port)))
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-m", "deployments.cli", "deploy", str(path), "--ray", address, *options]
+        return subprocess.run(command, input=answer, capture_output=True, text=True, timeout=60).stdout
+
+    apps = applications()
+    assert deploy(apps).splitlines()[-1] == "Nothing changes."
+    apps[1]["deployments"][0]["max_ongoing_requests"] = 50
+    apps.append(fake_app("another"))
+    refused = deploy(apps, answer="n\n")
+    assert "change   sleeper  (deployments[Model].max_ongoing_requests)" in refused
+    assert "start    another" in refused and "keep     grower" in refused
+    assert "another" not in models(system)
+    deploy(apps, "--yes")
+    wait_for(lambda: "another" in models(system), "the new model is listed")
+    assert "stop     another" in deploy(applications(), "--yes")
+    wait_for(lambda: "another" not in models(system), "it is gone")
 
 
 def test_a_model_short_of_slots_gets_another_replica(system: Deployed) -> None:
