@@ -77,7 +77,7 @@ def check_memory(files: Sequence[GgufFile], settings: LlamaCppSettings, *, repac
 
 
 def kv_cache_bytes(file: GgufFile, settings: LlamaCppSettings) -> int:
-    """0 where it cannot be told: layers that keep states, a window or a compressed cache."""
+    """0 where there is none, and where it cannot be told: layers with states, a window or a compressed cache."""
     name = str(file.values.get("general.architecture"))
 
     def number(key: str) -> int:
@@ -86,6 +86,8 @@ def kv_cache_bytes(file: GgufFile, settings: LlamaCppSettings) -> int:
 
     odd = ("ssm.", "attention.sliding_window", "attention.kv_lora_rank", "attention.recurrent", "wkv.", "shortconv.")
     if any(key.startswith(f"{name}.{part}") for key in file.kinds for part in odd):
+        return 0
+    if file.values.get(f"{name}.attention.causal") is False:  # it reads both ways, and generates nothing
         return 0
     layers, heads = number("block_count"), number("attention.head_count")
     by_layer = file.arrays.get(f"{name}.attention.head_count_kv")

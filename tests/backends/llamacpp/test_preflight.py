@@ -125,6 +125,10 @@ def test_of_caches_of_another_kind_nothing_is_said(good: Path, key: str) -> None
     assert kv_cache_bytes(other, settings()) == 0
 
 
+def test_a_model_that_reads_both_ways_has_none(tmp_path: Path) -> None:
+    assert kv_cache_bytes(read_gguf(write_decoder(tmp_path, causal=False)), settings()) == 0
+
+
 def model(kind: int, gib: int) -> GgufFile:
     return GgufFile({}, {}, {}, {}, [Tensor("w", (gib * 2**30 * 32 // 18, 1), kind, 0)])
 
