@@ -1,4 +1,5 @@
-"""Reads what a GGUF file says about itself, before llama.cpp does: a file that is damaged may end the process there.
+"""Reads what a GGUF file says about itself, before llama.cpp does: one whose vocabulary is damaged ends the process
+there, and of others this says more about what is wrong.
 
 The format, version 3 (2 is the same): `GGUF`, version, counts of tensors and of values; the values, each a key, a type
 and what it is; the tensors, each a name, its dimensions, type and place; then, aligned, the tensors' data.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +54,7 @@ _BLOCKS = {
 }
 """ggml's types of weights: numbers in a block, and its bytes."""
 
+_TOKENS = "tokenizer.ggml.tokens"
 _SMALL_ARRAY = 1024
 _MOST_DIMENSIONS = 4
 
@@ -132,8 +135,9 @@ class _Reader:
             element, length = self._number("I"), self._plausible(self._number("Q"))
             file.lengths[key] = length
             if element == STRING:
-                for _ in range(length):
-                    self._skip_string()
+                places = [(self._skip_string(), self._at) for _ in range(length)]
+                if key == _TOKENS:
+                    self._check_tokens(places)
             else:
                 format = f"<{length}{self._format(element, key)}"
                 if length <= _SMALL_ARRAY:
@@ -162,6 +166,15 @@ class _Reader:
                     f"it is corrupted or incomplete: its tensor {tensor.name!r} ends at byte {end:,}, "
                     f"the file at {len(self._data):,}"
                 )
+
+    def _check_tokens(self, places: list[tuple[int, int]]) -> None:
+        """llama.cpp asserts that no two are the same, and names empty ones by itself."""
+        texts = [self._data[begin:end] for begin, end in places if begin != end]
+        if len(set(texts)) != len(texts):
+            (text, _), *_ = Counter(texts).most_common(1)
+            raise DamagedFile(
+                f"it is corrupted: its vocabulary has the token {text.decode('utf-8', 'replace')!r} twice"
+            )
 
     def _number(self, format: str) -> int:
         """Of whatever type `format` says; those that matter are whole."""

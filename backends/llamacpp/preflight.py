@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from backends.base import BackendStartError
-from backends.llamacpp.gguf_file import ARRAY, DamagedFile, GgufFile, read_gguf
+from backends.llamacpp.gguf_file import DamagedFile, GgufFile, read_gguf
 from backends.llamacpp.settings import CacheType, LlamaCppSettings
 
 log = logging.getLogger(__name__)
@@ -29,24 +29,16 @@ _BITS: dict[CacheType, float] = {
 _REPACKED = frozenset({2, 8, 12, 20})
 """ggml's types that its CPU kernels rearrange: q4_0, q8_0, q4_K, iq4_nl."""
 
-_ASSERTED = {"tokenizer.ggml.tokens": ARRAY, "tokenizer.ggml.scores": ARRAY, "tokenizer.ggml.token_type": ARRAY}
-_ASSERTED |= {"tokenizer.ggml.merges": ARRAY}
-"""Types of values that llama.cpp asserts, and so ends the process over."""
-
 
 def check_files(paths: Sequence[Path], what: str) -> list[GgufFile]:
     """Headers of a model's files. `BackendStartError` for one that llama.cpp must not see."""
     files = []
     for path in paths:
         try:
-            file = read_gguf(path)
-            for key, kind in _ASSERTED.items():
-                if file.kinds.get(key, kind) != kind:
-                    raise DamagedFile(f"it is corrupted: its value {key} is of the wrong type ({file.kinds[key]})")
+            files.append(read_gguf(path))
         except DamagedFile as error:
             name = f"{path.name}: " if len(paths) > 1 else ""
             raise BackendStartError(f"{what}: {name}{error}") from None
-        files.append(file)
     return files
 
 

@@ -79,13 +79,12 @@ def test_what_is_wrong_is_said(good: Path, tmp_path: Path, at: int, bytes_: byte
         check_files([changed(tmp_path, whole[:at] + bytes_ + whole[at + len(bytes_) :])], "model 'm'")
 
 
-def test_values_whose_types_llama_cpp_takes_for_granted(tmp_path: Path) -> None:
-    whole, key = write_decoder(tmp_path, vocabulary=False).read_bytes(), b"llama.context_length"
-    at = whole.index(key) - 8
-    renamed = b"tokenizer.ggml.tokens"
-    bad = whole[:at] + len(renamed).to_bytes(8, "little") + renamed + whole[at + 8 + len(key) :]
-    with pytest.raises(BackendStartError, match=r"its value tokenizer\.ggml\.tokens is"):
-        check_files([changed(tmp_path, bad)], "model 'm'")
+def test_a_vocabulary_with_a_token_twice_would_end_the_process(good: Path, tmp_path: Path) -> None:
+    whole, the = good.read_bytes(), (3).to_bytes(8, "little") + b"the"
+    and_ = (3).to_bytes(8, "little") + b"and"
+    assert whole.count(the) == whole.count(and_) == 1
+    with pytest.raises(BackendStartError, match="its vocabulary has the token 'the' twice"):
+        check_files([changed(tmp_path, whole.replace(and_, the))], "model 'm'")
 
 
 def test_of_several_files_the_damaged_one_is_named(good: Path, tmp_path: Path) -> None:
