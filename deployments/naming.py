@@ -87,11 +87,10 @@ class NamedModels:
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         found = self._find(call.model)
-        if found is not None:
-            call = msgspec.structs.replace(call, model=found[0].id)
+        changes: dict[str, Any] = {} if found is None else {"model": found[0].id}
         if isinstance(call, CountTokens):
-            call = msgspec.structs.replace(call, request=self._completed(call.request))
-        return await self._pool.call(call)
+            changes["request"] = self._completed(call.request)
+        return await self._pool.call(msgspec.structs.replace(call, **changes))
 
     def _find(self, name: str) -> tuple[ModelEntry, NamedAdapter | None] | None:
         """An id before an alias of another model; None for a name that nobody has."""
