@@ -73,10 +73,10 @@ def _failure(app: Any) -> str | None:
     A deployment that failed may have replicas of before, and they serve; one that slept may fail when it is woken.
     """
     model = app.deployments[MODEL_DEPLOYMENT]
-    woken_in_vain = model.status_trigger.value == "REPLICA_STARTUP_FAILED"
+    woken_in_vain = model.status_trigger == "REPLICA_STARTUP_FAILED"
     if app.status is not ApplicationStatus.DEPLOY_FAILED and not woken_in_vain:
         return None
-    if any(count for state, count in model.replica_states.items() if state.value == "RUNNING"):
+    if model.replica_states.get("RUNNING"):
         return None
     return str(model.message or app.message)
 

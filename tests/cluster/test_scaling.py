@@ -55,8 +55,8 @@ def models(system: Deployed) -> list[str]:
 def running(model: str) -> int:
     from ray import serve
 
-    states = serve.status().applications[model].deployments["Model"].replica_states
-    return {state.value: count for state, count in states.items()}.get("RUNNING", 0)
+    states: dict[Any, int] = dict(serve.status().applications[model].deployments["Model"].replica_states)
+    return states.get("RUNNING", 0)
 
 
 def body(model: str, tokens: int) -> dict[str, Any]:

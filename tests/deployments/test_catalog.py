@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.serve._private.common import DeploymentStatusTrigger, ReplicaState
+from ray.serve._private.common import DeploymentStatusTrigger
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -259,7 +259,7 @@ def application(
     running: int = 0,
 ) -> SimpleNamespace:
     overview = SimpleNamespace(
-        status_trigger=trigger, message="", replica_states={ReplicaState.RUNNING: running} if running else {}
+        status_trigger=trigger, message="", replica_states={"RUNNING": running} if running else {}
     )
     return SimpleNamespace(
         status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: overview, "Entry": overview}
