@@ -16,8 +16,9 @@ from typing import Any
 import ray.util
 from ray import serve
 from ray.serve import Application, Deployment
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from deployments.autoscaling import POLICY
 from deployments.catalog import MODEL_DEPLOYMENT
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
@@ -102,7 +103,7 @@ def model(args: dict[str, Any]) -> Application:
         name=MODEL_DEPLOYMENT,
         max_ongoing_requests=slots + queue,
         max_queued_requests=settings.max_queued_requests,
-        autoscaling_config=AutoscalingConfig(min_replicas=1, max_replicas=1, target_ongoing_requests=slots),
+        autoscaling_config=_scaling(slots),
         graceful_shutdown_timeout_s=DRAIN_S,
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
@@ -114,6 +115,19 @@ def model(args: dict[str, Any]) -> Application:
         ray_actor_options={"num_cpus": 0},
     )
     return entry.bind(deployment.bind(settings))
+
+
+def _scaling(slots: int) -> AutoscalingConfig:
+    """One replica, until the config's `autoscaling_config` says otherwise. It takes the place of all of this, so it
+    has to name the policy too: Serve does not merge the two.
+    """
+    return AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=1,
+        target_ongoing_requests=slots,
+        upscale_delay_s=10.0,
+        policy=AutoscalingPolicy(policy_function=POLICY),  # type: ignore[no-untyped-call]  # Ray does not type it
+    )
 
 
 def _deployment(cls: type, **options: Any) -> Deployment:

@@ -17,22 +17,27 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from deployments.models import ModelEntry
+from deployments import ray_compat
+from deployments.models import ModelEntry, Offer
+from deployments.naming import offer_of
 from protocols.errors import ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
 MODEL_DEPLOYMENT = "Model"
 REFRESH_AT_MOST_EVERY_S = 0.25
+FORGET_AFTER_S = 30.0
+"""How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
 
 _GONE = frozenset({ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED})
 
 
 class Application(msgspec.Struct, frozen=True):
-    """A model application as Serve reports it. `failure` is set when it never came up."""
+    """A model application as Serve reports it. `failure` is set when it never came up; `leaving` as it is deleted."""
 
     entry: ModelEntry
     failure: str | None
+    leaving: bool = False
 
 
 class StatusSource(Protocol):
@@ -40,16 +45,43 @@ class StatusSource(Protocol):
         """All model applications by name. Blocks; called on a thread."""
 
 
-def read_serve_status() -> dict[str, Application]:
-    status = serve.status()
-    return {
-        name: Application(
-            ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app)),
-            app.message if app.status is ApplicationStatus.DEPLOY_FAILED else None,
-        )
-        for name, app in status.applications.items()
-        if MODEL_DEPLOYMENT in app.deployments and app.status not in _GONE
-    }
+class ServeStatus:
+    """The `StatusSource` over Serve. What models offer is in their `args`, and read again when one is deployed."""
+
+    def __init__(self) -> None:
+        self._deployed: dict[str, float] = {}
+        self._offers: dict[str, Offer] = {}
+
+    def __call__(self) -> dict[str, Application]:
+        applications = {
+            name: app for name, app in serve.status().applications.items() if MODEL_DEPLOYMENT in app.deployments
+        }
+        deployed = {name: app.last_deployed_time_s for name, app in applications.items()}
+        if deployed != self._deployed:
+            self._offers = {name: offer_of(args) for name, args in ray_compat.application_args().items()}
+            self._deployed = deployed
+        return {
+            name: Application(
+                ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app), self._offers.get(name, Offer())),
+                _failure(app),
+                app.status in _GONE,
+            )
+            for name, app in applications.items()
+        }
+
+
+def _failure(app: Any) -> str | None:
+    """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
+
+    A deployment that failed may have replicas of before, and they serve; one that slept may fail when it is woken.
+    """
+    model = app.deployments[MODEL_DEPLOYMENT]
+    woken_in_vain = model.status_trigger == "REPLICA_STARTUP_FAILED"
+    if app.status is not ApplicationStatus.DEPLOY_FAILED and not woken_in_vain:
+        return None
+    if model.replica_states.get("RUNNING"):
+        return None
+    return str(model.message or app.message)
 
 
 def _is_ready(app: ApplicationStatusOverview) -> bool:
@@ -62,11 +94,12 @@ def _is_ready(app: ApplicationStatusOverview) -> bool:
 class Catalog:
     """A current copy of the model list, refreshed every `poll_s` seconds and when someone asks for a model it lacks."""
 
-    def __init__(self, poll_s: float, on_change: Any = None, source: StatusSource = read_serve_status) -> None:
+    def __init__(self, poll_s: float, on_change: Any = None, source: StatusSource | None = None) -> None:
         self._poll_s = poll_s
-        self._source = source
+        self._source = source or ServeStatus()
         self._on_change = on_change
         self._applications: Mapping[str, Application] = {}
+        self._seen_at: dict[str, float] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
@@ -81,18 +114,39 @@ class Catalog:
 
     def entries(self) -> Sequence[ModelEntry]:
         apps = self._applications
-        return [apps[name].entry for name in sorted(apps) if apps[name].failure is None]
+        return [apps[name].entry for name in sorted(apps) if apps[name].failure is None and not apps[name].leaving]
 
     async def find(self, model: str) -> ModelEntry:
         """Raises `ModelNotFound`, naming what there is, or `Unavailable` for a model that failed to deploy."""
         if model not in self._applications:
             await self._refresh()
         app = self._applications.get(model)
-        if app is None:
+        if app is None or app.leaving:
             raise ModelNotFound.of(model, [entry.id for entry in self.entries()])
-        if app.failure is not None:
-            raise Unavailable(f"The model '{model}' failed to start. See `tokenyard status` for the reason.")
+        self.require_startable(model)
         return app.entry
+
+    def require_startable(self, model: str) -> None:
+        """Raises `Unavailable` for a model of which no replica can be had. Serve never tells those who wait for it."""
+        app = self._applications.get(model)
+        if app is not None and app.failure is not None:
+            raise Unavailable(f"The model '{model}' failed to start. See `tokenyard status` for the reason.")
+
+    def _with_missing(self, applications: Mapping[str, Application]) -> Mapping[str, Application]:
+        """`applications`, and those that were there a moment ago and are not being deleted.
+
+        While its controller restarts, or an application is deployed again, Serve's status lacks what it has for
+        seconds. Nobody is to be told meanwhile that there is no such model.
+        """
+        now = time.monotonic()
+        for name in applications:
+            self._seen_at[name] = now
+        kept = {
+            name: app
+            for name, app in self._applications.items()
+            if name not in applications and not app.leaving and now - self._seen_at[name] < FORGET_AFTER_S
+        }
+        return {**kept, **applications}
 
     async def _watch(self) -> None:
         while True:
@@ -116,6 +170,6 @@ class Catalog:
             finally:
                 self._read_at = time.monotonic()
             added = applications.keys() - self._applications.keys()
-            self._applications = applications
+            self._applications = self._with_missing(applications)
             if self._on_change is not None and added:
                 self._on_change(added)

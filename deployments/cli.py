@@ -52,6 +52,8 @@ def main() -> None:
 def check(path: Path) -> None:
     """Validate CONFIG, Serve's part and ours, without a cluster."""
     parts = _checked(path, with_serve=True)
+    for note in config.notes(config.read(path)):
+        click.echo(f"note: {note}", err=True)
     click.echo(f"{path}: ok. Models: {', '.join(sorted(parts.models)) or 'none'}.")
 
 
@@ -137,6 +139,39 @@ def _serve_on_ray(path: Path, parts: config.OurParts, front: settings.Front, ray
         fail(str(error))
 
 
+@main.command()
+@click.argument("path", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--ray", "ray_address", default="auto", show_default=True, metavar="ADDRESS", help="auto, or host:port.")
+def deploy(path: Path, yes: bool, ray_address: str) -> None:
+    """Make CONFIG what runs on a Ray cluster, after showing what that starts, changes, restarts and stops."""
+    settings.export_ray_environment("python")
+    _checked(path, with_serve=True)
+    from deployments import cluster, ray_compat
+    from deployments.plan import plan
+
+    schema = config.serve_part(config.read(path))
+    if not cluster.connect(ray_address):
+        fail("No Ray cluster runs here; `tokenyard serve` starts one.")
+    serves = ray_compat.serve_is_running()
+    wanted = {app.name: app.model_dump(exclude_unset=True) for app in schema.applications}
+    steps = plan(ray_compat.application_configs() if serves else {}, wanted, ray_compat.code_version)
+    for step in steps:
+        click.echo(f"{step.action:8} {step.application}" + (f"  ({', '.join(step.because)})" if step.because else ""))
+    if all(step.action == "keep" for step in steps):
+        click.echo("Nothing changes.")
+        return
+    if not yes:
+        click.confirm("Do this?", abort=True)
+    if not serves:
+        ray_compat.start_serve(schema)
+    ray_compat.deploy(schema)
+    failed = cluster.wait_until_deployed(set(wanted), Progress())
+    for app in failed:
+        click.echo(f"{app.name} failed to start: {app.message}", err=True)
+    sys.exit(1 if failed else 0)
+
+
 def _stop_on_signals() -> None:
     """A service manager's SIGTERM stops the same things as Ctrl-C, and so does SIGINT where a shell had it ignored."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -195,13 +230,15 @@ def status() -> None:
         fail("No Ray cluster runs here.")
     if not ray_compat.serve_is_running():
         fail("Ray runs here, but Serve does not.")
-    rows = [(app.name, app.status, _replica_words(app.replicas), app.message) for app in cluster.statuses()]
+    rows = [(app.name, app.status, _replica_words(app.status, app.replicas), app.message) for app in cluster.statuses()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     for row in rows:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
 
 
-def _replica_words(replicas: dict[str, int]) -> str:
+def _replica_words(status: str, replicas: dict[str, int]) -> str:
+    if status == "RUNNING" and not replicas:
+        return "asleep until a request comes"
     return ", ".join(f"{count} {state.lower()}" for state, count in sorted(replicas.items())) or "no replicas"
 
 

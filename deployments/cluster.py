@@ -148,7 +148,7 @@ def statuses() -> list[AppStatus]:
             "; ".join(
                 failure_reason(deployment.message)
                 for deployment in app.deployments.values()
-                if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY")
+                if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY") or "failed to start" in deployment.message
             )
             or " ".join(app.message.split()),
             {

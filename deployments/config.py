@@ -13,6 +13,8 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from deployments.autoscaling import POLICY
+from deployments.naming import clashes, offer
 from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
         http = parse(_HttpOptions, options, "http_options")
     except ConfigError as error:
         faults.append(str(error))
+    for model, name, owner in clashes({model: offer(settings) for model, settings in models.items()}):
+        faults.append(f"model {model!r}: cannot be called {name!r} too, which model {owner!r} is called")
     if faults:
         raise ConfigError("\n".join(faults))
     return OurParts(
@@ -117,6 +121,22 @@ def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))  # once each: some keys Serve refuses itself
     return schema
+
+
+def notes(raw: Mapping[str, Any]) -> list[str]:
+    """What is legal, and hardly meant: one line each."""
+    found = []
+    for index, app in enumerate(raw["applications"]):
+        if app.get("import_path") != MODEL_IMPORT:
+            continue
+        for place, deployment in enumerate(app.get("deployments") or []):
+            scaling = deployment.get("autoscaling_config")
+            if isinstance(scaling, Mapping) and "policy" not in scaling:
+                found.append(
+                    f"applications[{index}].deployments[{place}].autoscaling_config: without "
+                    f"`policy: {{policy_function: {POLICY}}}` Serve scales on the number of requests only"
+                )
+    return found
 
 
 def _unknown_keys(cls: type[BaseModel], data: Any, where: str) -> Iterator[str]:

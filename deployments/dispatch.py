@@ -31,7 +31,7 @@ from deployments import ray_compat
 from deployments.admission import Lines
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
-from deployments.failover import Journey, pause_s
+from deployments.failover import Journey, pause_after
 from deployments.fan_out import side_by_side
 from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
@@ -58,6 +58,9 @@ GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
 
 _ANSWER_GROWTH = 8
 """An answer has at most so many times the bytes of its question."""
+
+LOOK_EVERY_S = 1.0
+"""How often a request that waits for its first frame looks whether one can be expected at all."""
 
 LATE_FRAMES_S = 5.0
 """How long the last frames may trail the handle's acknowledgement: they are two connections."""
@@ -118,7 +121,9 @@ class Dispatcher:
                             if shown.events or shown.tokens:
                                 yield shown
                 except ServingError as error:
-                    await asyncio.sleep(journey.lost(error))
+                    pause_s = journey.lost(error)
+                    self.catalog.require_startable(request.model)
+                    await asyncio.sleep(pause_s)
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         await self.catalog.find(call.model)
@@ -131,7 +136,7 @@ class Dispatcher:
                 if not call.repeatable or lost > self._settings.retries:
                     raise
                 logger.warning("request %s: %s; asking another replica", call.id, error.message)
-                await asyncio.sleep(pause_s(lost))
+                await asyncio.sleep(pause_after(lost))
 
     async def _ask(self, call: Question[Any]) -> list[bytes]:
         """One call of one replica: its reply, or the error that the call ended with."""
@@ -192,8 +197,7 @@ class Dispatcher:
             inbox.on_overflow = response.cancel
             reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox, request.model))
             try:
-                async with asyncio.timeout_at(min(deadline, started_by)):
-                    frame = await inbox.get()
+                frame = await self._first_frame(inbox, request.model, min(deadline, started_by))
                 delivered = False
                 while True:
                     if frame.events and isinstance(frame.events[-1], Failed):
@@ -215,6 +219,18 @@ class Dispatcher:
                 ) from None
             finally:
                 self._release(inbox, response, reader)
+
+    async def _first_frame(self, inbox: Inbox, model: str, by: float) -> Frame:
+        """`TimeoutError` at `by`; `Unavailable` once it is known that the model's replicas cannot start."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(min(by, loop.time() + LOOK_EVERY_S)):
+                    return await inbox.get()
+            except TimeoutError:
+                if loop.time() >= by:
+                    raise
+                self.catalog.require_startable(model)
 
     def _release(self, inbox: Inbox, response: Any, reader: asyncio.Task[None]) -> None:
         """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting hangs on."""

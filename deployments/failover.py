@@ -30,7 +30,7 @@ PAUSE_S = (0.1, 2.0)
 """The first pause, and the longest."""
 
 
-def pause_s(attempt: int) -> float:
+def pause_after(attempt: int) -> float:
     """Seconds to wait before the next replica is tried, after `attempt` in a row were lost."""
     first, longest = PAUSE_S
     return float(min(first * 2 ** (attempt - 1), longest))
@@ -108,7 +108,7 @@ class Journey:
                     "request %s: %d replicas were lost before they began; giving up", self._request.id, self._vain
                 )
                 raise error
-            return pause_s(self._vain)
+            return pause_after(self._vain)
         self._vain = 0
         self.moves += 1
         if not isinstance(error, ReplicaStopping):

@@ -6,6 +6,7 @@ from deployments import channel
 from deployments.dispatch import Dispatcher
 from deployments.http import build_app
 from deployments.middleware import ASGIApp
+from deployments.naming import NamedModels
 from deployments.settings import GatewaySettings
 
 
@@ -20,7 +21,7 @@ class GatewayReplica:
         channel.install_hub(self._hub)
         self._dispatcher = Dispatcher(self._settings, self._hub)
         self._dispatcher.catalog.start()
-        return build_app(self._dispatcher, self._settings, echo_request_id=False)
+        return build_app(NamedModels(self._dispatcher), self._settings, echo_request_id=False)
 
     async def aclose(self) -> None:
         channel.install_hub(None)

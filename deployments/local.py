@@ -15,7 +15,8 @@ from backends.answers import answer
 from backends.base import Backend
 from deployments.config import OurParts
 from deployments.http import build_app
-from deployments.models import ModelEntry
+from deployments.models import ModelEntry, Offer
+from deployments.naming import NamedModels, offer
 from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import ModelNotFound, Overloaded
 from protocols.events import Frame
@@ -27,13 +28,21 @@ logger = logging.getLogger(__name__)
 class LocalPool:
     """The `ModelPool` over backends of this process, with a limit on each one's queue: no Serve is there to keep it."""
 
-    def __init__(self, backends: Mapping[str, Backend], waiting_limits: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        waiting_limits: Mapping[str, int],
+        offers: Mapping[str, Offer] | None = None,
+    ) -> None:
         self._backends = backends
         self._waiting_limits = waiting_limits
+        self._offers = offers or {}
         self._created = int(time.time())
 
     def models(self) -> Sequence[ModelEntry]:
-        return [ModelEntry(name, self._created) for name in sorted(self._backends)]
+        return [
+            ModelEntry(name, self._created, offer=self._offers.get(name, Offer())) for name in sorted(self._backends)
+        ]
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         backend = self._backend(request.model)
@@ -79,7 +88,8 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
     """Serves until the process is interrupted."""
     async with running_backends(parts) as backends:
         limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
-        app = build_app(LocalPool(backends, limits), parts.gateway, echo_request_id=True)
+        offers = {name: offer(settings) for name, settings in parts.models.items()}
+        app = build_app(NamedModels(LocalPool(backends, limits, offers)), parts.gateway, echo_request_id=True)
         server = uvicorn.Server(
             uvicorn.Config(
                 app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5

@@ -10,23 +10,44 @@ import msgspec
 from protocols.calls import AnswerT, Question
 from protocols.errors import InvalidRequest, Unavailable
 from protocols.events import Frame
-from protocols.request import Request
+from protocols.request import Reasoning, Request, Sampling
+
+
+class NamedAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that can be asked for as `<model>:<name>`: number `id` of its model, with `scale`."""
+
+    name: str
+    id: int
+    scale: float = 1.0
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a model's config says to those who ask it. `reasoning` and `sampling` apply where a request says nothing."""
+
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[NamedAdapter, ...] = ()
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    reasoning: Reasoning = Reasoning()
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
 
-    One that is not `ready` is being loaded; requests for it wait.
+    One that is not `ready` is being loaded; requests for it wait. `of` is the model that it is another name of, or a
+    part of; "" for one in its own right.
     """
 
     id: str
     created: int
     ready: bool = True
+    offer: Offer = Offer()
+    of: str = ""
 
 
 def the_only_model(pool: ModelPool) -> str:
     """For whoever names none. Raises `InvalidRequest`, naming what there is, where that leaves a choice."""
-    ids = [entry.id for entry in pool.models()]
+    ids = [entry.id for entry in pool.models() if not entry.of]
     if not ids:
         raise Unavailable("There is no model here yet.", retry_after_s=1.0)
     if len(ids) > 1:

@@ -6,7 +6,7 @@ Ray 2.60.0. Each function says what it needs and why there is no public way.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ import ray
 from ray import serve
 from ray._private import services, worker
 from ray.serve._private import api as serve_api
+from ray.serve._private import deploy_utils
+from ray.serve.schema import ServeApplicationSchema
 
 if TYPE_CHECKING:
     from ray.serve._private.client import ServeControllerClient
@@ -109,3 +111,18 @@ def serve_details() -> dict[str, Any]:
     details = _client().get_serve_details()
     assert isinstance(details, dict)
     return details
+
+
+def application_configs() -> dict[str, dict[str, Any]]:
+    """What each application that a config deployed was deployed with. Publicly, only the dashboard's REST has them."""
+    configs = {name: app.get("deployed_app_config") for name, app in serve_details()["applications"].items()}
+    return {name: config for name, config in configs.items() if config}
+
+
+def application_args() -> dict[str, dict[str, Any]]:
+    return {name: config.get("args") or {} for name, config in application_configs().items()}
+
+
+def code_version(application: Mapping[str, Any]) -> str:
+    """Serve's hash of what makes it restart all of an application. It has no public form."""
+    return deploy_utils.get_app_code_version(ServeApplicationSchema.model_validate(application))

@@ -14,6 +14,7 @@ import msgspec
 from backends import create
 from backends.answers import answer
 from backends.base import BackendStats, ModelCard
+from deployments import autoscaling
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
 from deployments.routing.policy import RoutingHint
 from deployments.settings import ModelSettings
@@ -156,6 +157,9 @@ class Replica:
     def record_replica_metadata(self) -> dict[str, Any]:
         assert self._metadata is not None, "Serve asks for metadata only once the replica has started"
         return self._metadata.to_plain()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return autoscaling.report(self._backend.stats())  # async: a plain method Serve would call on another thread
 
     async def check_health(self) -> None:
         await self._backend.check_health()

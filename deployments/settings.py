@@ -97,10 +97,37 @@ class GatewaySettings(_Settings):
     )
 
 
+class ReasoningDefaults(_Settings):
+    enabled: bool | None = Field(None, description="Whether the model thinks before it answers.")
+    effort: str | None = Field(None, min_length=1, description="A word the model's template knows, such as `low`.")
+    budget_tokens: int | None = Field(None, ge=0, description="Tokens after which the thinking ends.")
+
+
+class RequestDefaults(_Settings):
+    """What applies to requests that do not say it themselves."""
+
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens of an answer.")
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, gt=0)
+    repeat_last_n: int | None = Field(None, ge=-1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    reasoning: ReasoningDefaults = ReasoningDefaults()
+
+
 class ModelSettings(_Settings):
     """`args` of `deployments.app:model`. The application's name is the model id."""
 
     backend: BackendSettings
+    aliases: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Other ids the model answers to, for clients that insist on theirs, e.g. `gpt-4o`."
+    )
+    defaults: RequestDefaults = Field(
+        RequestDefaults(), description="Sampling, `max_tokens` and reasoning for requests that do not set them."
+    )
     queue_slots: int | None = Field(
         None,
         ge=0,

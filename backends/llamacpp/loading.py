@@ -30,13 +30,14 @@ from backends.llamacpp.draft_model import DraftModel, can_be_cut, check_same_voc
 from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.embedding_context import EmbeddingContext, purpose
+from backends.llamacpp.preflight import check_files, check_memory
 from backends.llamacpp.prompt_cache import PromptCache
 from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.runner import Runner
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
-from backends.model_source import resolve_model
+from backends.model_source import part_paths, resolve_model
 from backends.output.selection import OutputFormats, ToolFormatName
 from protocols.request import ChatPrompt
 
@@ -72,6 +73,9 @@ def load(settings: LlamaCppSettings) -> Loaded:
     """Takes a while. `BackendStartError` says what is wrong; nothing is left behind then."""
     path = resolve_model(settings.model)
     init_native()
+    files = check_files(part_paths(path), f"model {settings.model!r}")
+    if not built_with_gpu():
+        check_memory(files, settings, repacks=_repacks(settings))
     with ExitStack() as resources:
         try:
             model = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))
@@ -108,7 +112,7 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         engine="llama.cpp",
         vocab_size=model.vocab_size,
         parameters=model.parameters,
-        file_bytes=path.stat().st_size,
+        file_bytes=sum(part.stat().st_size for part in part_paths(path)),
         chat_template=model.chat_template,
         tasks=use.tasks,
         embedding_length=model.embedding_length,
@@ -212,6 +216,7 @@ def _drafting(settings: LlamaCppSettings, model: Model, context: Context, contex
 
 def _load_draft_model(settings: LlamaCppSettings, source: str, model: Model, context_length: int) -> DraftModel:
     path = resolve_model(source)
+    check_files(part_paths(path), f"draft model {source!r}")
     with ExitStack() as resources:
         try:
             draft = Model(path, gpu_layers=settings.gpu_layers, repack=_repacks(settings))

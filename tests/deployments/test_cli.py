@@ -7,13 +7,16 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from ray import serve as ray_serve
 
-from deployments import cluster, config
+from deployments import cluster, config, ray_compat
+from deployments.autoscaling import POLICY
 from deployments.cli import main
 from deployments.cluster import ClusterError, failure_reason, port_holder, require_free
 from deployments.settings import ConfigError
@@ -54,6 +57,17 @@ def test_a_good_config_is_ok_and_its_models_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     result = run("check", path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{path}: ok. Models: a, b.\n", "")
+
+
+def test_scaling_bounds_without_the_policy_are_pointed_out(tmp_path: Path) -> None:
+    """Serve takes a config's `autoscaling_config` in place of the code's, whole."""
+    model = GOOD["applications"][1]
+    bounds: dict[str, Any] = {"name": "Model", "autoscaling_config": {"max_replicas": 2}}
+    result = run("check", write(tmp_path, {"applications": [model | {"deployments": [bounds]}]}))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: applications[0].deployments[0].autoscaling_config: without `policy: ")
+    named = {"name": "Model", "autoscaling_config": {"max_replicas": 2, "policy": {"policy_function": POLICY}}}
+    assert run("check", write(tmp_path, {"applications": [model | {"deployments": [named]}]})).stderr == ""
 
 
 def test_a_config_without_models_is_ok(tmp_path: Path) -> None:
@@ -193,7 +207,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
     commands = re.findall(r"^  (\w+) ", result.stdout.split("Commands:")[1], flags=re.M)
-    assert commands == sorted(main.commands) == ["chat", "check", "serve", "status"]
+    assert commands == sorted(main.commands) == ["chat", "check", "deploy", "serve", "status"]
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))
@@ -257,3 +271,81 @@ def test_a_haproxy_that_was_left_behind_is_pointed_out(monkeypatch: pytest.Monke
 )
 def test_the_reason_of_a_failed_deployment_is_one_line(message: str, reason: str) -> None:
     assert failure_reason(message) == reason
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_says_of_each_model_how_it_is_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def application(status: str, deployment: str, message: str = "", **replicas: int) -> SimpleNamespace:
+        model = SimpleNamespace(status=SimpleNamespace(value=deployment), message=message, replica_states=replicas)
+        return SimpleNamespace(status=SimpleNamespace(value=status), message="", deployments={"Model": model})
+
+    retrying = (
+        "A replica failed to start with exception. Retrying 2 more time(s). Error:\nray::ServeReplica\n"
+        "backends.base.BackendStartError: model 'm.gguf': it is empty"
+    )
+    applications = {
+        "asleep": application("RUNNING", "HEALTHY"),
+        "broken": application("DEPLOYING", "UPDATING", retrying, STARTING=1),
+        "up": application("RUNNING", "HEALTHY", RUNNING=2),
+    }
+    monkeypatch.setattr(cluster, "connect", lambda: True)
+    monkeypatch.setattr(ray_compat, "serve_is_running", lambda: True)
+    monkeypatch.setattr(ray_serve, "status", lambda: SimpleNamespace(applications=applications))
+    assert run("status").stdout.splitlines() == [
+        "asleep  RUNNING    asleep until a request comes",
+        "broken  DEPLOYING  1 starting                    model 'm.gguf': it is empty",
+        "up      RUNNING    2 running",
+    ]
+
+
+# --- deploy -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A cluster on which GOOD's gateway and model `a` run, and another. What is deployed on it is in the list."""
+    gateway, _, a = GOOD["applications"]
+    found = {"gateway": gateway, "a": a, "old": a | {"name": "old"}}
+    deployed: list[Any] = []
+    monkeypatch.setattr(cluster, "connect", lambda address: True)
+    monkeypatch.setattr(ray_compat, "serve_is_running", lambda: True)
+    monkeypatch.setattr(ray_compat, "application_configs", lambda: found)
+    monkeypatch.setattr(ray_compat, "deploy", deployed.append)
+    monkeypatch.setattr(cluster, "wait_until_deployed", lambda names, say: [])
+    return deployed
+
+
+PLAN = ["keep     gateway", "start    b", "keep     a", "stop     old"]
+
+
+def test_deploy_shows_what_it_will_do_and_asks(tmp_path: Path, running: list[Any]) -> None:
+    refused = run("deploy", write(tmp_path, GOOD), input="n\n")
+    assert (refused.exit_code, refused.stdout.splitlines()[:4], running) == (1, PLAN, [])
+    taken = run("deploy", write(tmp_path, GOOD), input="y\n")
+    assert taken.exit_code == 0
+    assert [app.name for app in running[0].applications] == ["gateway", "b", "a"]
+
+
+def test_deploy_does_not_ask_with_yes_or_for_nothing(tmp_path: Path, running: list[Any]) -> None:
+    assert run("deploy", write(tmp_path, GOOD), "--yes").stdout.splitlines() == PLAN
+    assert len(running) == 1
+    same = {"applications": [app | {"name": name} for name, app in ray_compat.application_configs().items()]}
+    assert run("deploy", write(tmp_path, same)).stdout.splitlines()[-1] == "Nothing changes."
+    assert len(running) == 1
+
+
+def test_deploy_ends_with_an_error_where_a_model_does_not_start(
+    tmp_path: Path, running: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = cluster.AppStatus("b", "DEPLOY_FAILED", "there is no file m.gguf", {})
+    monkeypatch.setattr(cluster, "wait_until_deployed", lambda names, say: [broken])
+    result = run("deploy", write(tmp_path, GOOD), "--yes")
+    assert (result.exit_code, result.stderr) == (1, "b failed to start: there is no file m.gguf\n")
+
+
+def test_deploy_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "connect", lambda address: False)
+    result = run("deploy", write(tmp_path, GOOD))
+    assert (result.exit_code, result.stderr) == (1, "No Ray cluster runs here; `tokenyard serve` starts one.\n")

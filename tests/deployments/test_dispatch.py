@@ -22,7 +22,7 @@ from ray.serve.exceptions import (
 )
 
 from backends.fake import FakeFault, FakeSettings
-from deployments import dispatch
+from deployments import catalog, dispatch
 from deployments.catalog import Application, Catalog
 from deployments.channel import ChannelHub, ChannelServer, ReturnAddress
 from deployments.dispatch import GRPC_REQUEST_LIMIT_BYTES, Dispatcher
@@ -355,6 +355,24 @@ async def test_a_request_that_two_replicas_died_of_is_refused(make: Make, caplog
     assert isinstance(await failure(make(handle), delivered=3), InternalError)
     assert len(handle.calls) == 2
     assert "r1" in caplog.text
+
+
+async def test_nobody_waits_for_a_model_that_cannot_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept, was woken by the request, and its file is gone: Serve tells later requests, but not this one."""
+    monkeypatch.setattr(dispatch, "LOOK_EVERY_S", 0.01)
+    failure_of: dict[str, str | None] = {"m": None}
+    dispatcher = make(FakeHandle(over_handle(asyncio.Event())))
+    dispatcher.catalog = Catalog(0.01, source=lambda: {"m": Application(ModelEntry("m", 7), failure_of["m"])})
+    monkeypatch.setattr(catalog, "REFRESH_AT_MOST_EVERY_S", 0.0)
+    dispatcher.catalog.start()
+    waiting = asyncio.ensure_future(failure(dispatcher))
+    await asyncio.sleep(0.03)
+    assert not waiting.done()
+    failure_of["m"] = "no such file"
+    error = await waiting
+    assert isinstance(error, Unavailable)
+    assert "failed to start" in error.message
+    await dispatcher.catalog.aclose()
 
 
 async def test_an_answer_that_takes_longer_than_its_client_waits_is_cut(make: Make) -> None:

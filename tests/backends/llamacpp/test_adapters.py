@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from backends.adapters import AdapterSet, adapter_set
 from backends.base import BackendStartError
 from backends.llamacpp.adapter_file import check_adapter_file
+from backends.llamacpp.gguf_file import DamagedFile
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.turns import Turns
 from protocols.errors import InvalidRequest
@@ -377,9 +378,10 @@ async def test_what_would_end_the_process_is_found_before(demo_model: str, tmp_p
         await start_with(demo_model, bad)
 
 
-async def test_files_that_are_cut_are_left_to_llama_cpp(tmp_path: Path) -> None:
+async def test_files_that_are_cut_are_refused(tmp_path: Path) -> None:
     whole = write_adapter(tmp_path / "good.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     for size in range(0, 2500, 7):
         cut.write_bytes(whole[:size])
-        check_adapter_file(cut)
+        with pytest.raises(DamagedFile):
+            check_adapter_file(cut)
