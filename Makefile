@@ -4,13 +4,14 @@ PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
 EXTRAS ?= llamacpp,demo
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint fmt bench-relay bench-engine clean
+.PHONY: help install serve test lint fmt bench-relay bench-engine bench-router clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,10 @@ bench-relay: ## Measure what relaying tokens costs, without a model
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.engine
+
+bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--quick for two)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -146,9 +146,11 @@ class Fleet:
         """Exact seconds until each replica would begin with a prompt."""
         return np.maximum(self.free_at - now, 0.0)
 
-    def serve(self, number: int, blocks: Sequence[int], cached: int, tokens: int, decode_s: float, now: float) -> Served:
+    def serve(
+        self, number: int, blocks: Sequence[int], cached: int, uncached: int, decode_s: float, now: float
+    ) -> Served:
         replica = self.replicas[number]
-        served = replica.serve(cached, tokens - cached, decode_s, now)
+        served = replica.serve(cached, uncached, decode_s, now)
         replica.touch(blocks, now, self.resident)
         self.free_at[number] = replica.free_at()
         self.running[number] += 1

@@ -199,7 +199,7 @@ class DynamoLocal(Dynamo):
 
 
 class Oracle(Rule):
-    """Least time to first token, with exact caches and queues; `rho` weighs what the prefill pushes out of the cache."""
+    """Least time to first token, with exact caches and queues; `rho` weighs what a prefill pushes out of the cache."""
 
     rho = 0.0
 

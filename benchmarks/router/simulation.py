@@ -50,7 +50,7 @@ Change = Kill | Add | Drain | RestartGateway
 class Scenario(msgspec.Struct, frozen=True):
     """All that decides a run but the rule. `load`: prompt tokens offered, over what all replicas could compute without
     caches. `slow`: replica 0's rate over the others'. `misjudged`: by how much gateways err, either way, about the
-    length of a prompt, and about a replica's rate until it has measured it.
+    length of a prompt, and about a replica's rate until it has measured it. `messages`: the ends of messages are known.
     """
 
     workload: str
@@ -66,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True):
     max_sequences: int = 256
     slow: float = 1.0
     misjudged: float = 0.0
+    messages: bool = True
     changes: tuple[Change, ...] = ()
 
 
@@ -254,7 +255,7 @@ class Simulation:
         self.recorder.chosen(request, replica, resident, world.fleet.waits(now), now)
         decode_s = request.output_tokens * self.scenario.decode_s
         cached = int(resident[replica])
-        served = world.fleet.serve(replica, request.blocks, cached, request.tokens, decode_s, now)
+        served = world.fleet.serve(replica, request.blocks, cached, request.tokens - cached, decode_s, now)
         world.caches_changed()
         world.sent_requests[gateway][replica] += 1
         world.sent_tokens[gateway][replica] += served.uncached_tokens

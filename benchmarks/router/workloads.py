@@ -7,6 +7,7 @@ are the same up to its end. Traces come that way; generated prompts are made so 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -85,14 +86,13 @@ class Raw(msgspec.Struct, frozen=True):
 def workload(name: str, block_tokens: int, raws: Iterable[Raw]) -> Workload:
     """Orders the requests and works out what each shares with those before it.
 
-    Where a prompt stops sharing with an earlier one, the earlier conversation went on or another began: in either case
-    a message ended there. So a trace's message ends are its sharing depths, inherited from turn to turn.
+    A trace has no messages, but a message ended wherever two of its prompts part, or one of them ends.
     """
     last_with: dict[int, int] = {}
     last_of_session: dict[int, int] = {}
-    ends_of: list[tuple[int, ...]] = []
     requests: list[Request] = []
-    common = _blocks_of_most(raws := sorted(raws, key=lambda raw: raw.at))
+    raws = sorted(raws, key=lambda raw: raw.at)
+    common, last_of_messages = _blocks_of_most(raws), _last_of_messages(raws, block_tokens)
     for index, raw in enumerate(raws):
         shared = 0
         for block in raw.blocks:
@@ -100,13 +100,9 @@ def workload(name: str, block_tokens: int, raws: Iterable[Raw]) -> Workload:
                 break
             shared += 1
         before = last_with[raw.blocks[shared - 1]] if shared else None
-        if raw.message_ends is not None:
-            ends = raw.message_ends
-        else:
-            inherited = [] if before is None else [end for end in ends_of[before] if end < shared]
-            whole = raw.tokens // block_tokens
-            ends = tuple(sorted({*inherited, shared, min(whole, len(raw.blocks))} - {0}))
-        ends_of.append(ends)
+        ends = raw.message_ends
+        if ends is None:
+            ends = tuple(n for n, block in enumerate(raw.blocks, 1) if block in last_of_messages)
         if raw.session is not None:
             session = raw.session
             parent = last_of_session.get(session) if raw.is_follow_up else None
@@ -130,6 +126,18 @@ def _blocks_of_most(raws: Sequence[Raw]) -> set[int]:
         for block in raw.blocks:
             counts[block] = counts.get(block, 0) + 1
     return {block for block, count in counts.items() if count > max(0.01 * len(raws), 20)}
+
+
+def _last_of_messages(raws: Sequence[Raw], block_tokens: int) -> set[int]:
+    """Blocks after which prompts part, and the last whole block of each."""
+    following: dict[int, set[int]] = {}
+    last: set[int] = set()
+    for raw in raws:
+        for block, next_block in itertools.pairwise(raw.blocks):
+            following.setdefault(block, set()).add(next_block)
+        whole = min(raw.tokens // block_tokens, len(raw.blocks))
+        last.update(raw.blocks[whole - 1 : whole])
+    return last | {block for block, others in following.items() if len(others) > 1}
 
 
 # --- traces ----------------------------------------------------------------
