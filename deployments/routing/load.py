@@ -1,17 +1,181 @@
-"""How much work this gateway has sent to each replica and not yet seen finished, in tokens."""
+"""How long each replica will be busy with prompts, as a clock per replica that work sets forward and time catches up.
+
+    busy until B(replica);  a request of s seconds: B = max(B, now) + s;  the wait there: max(0, B - now)
+
+The clock drains by itself, so it is right on average even where nobody ever reports that a request is over.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-RESERVATION_S = 10.0
+Floats = npt.NDArray[np.float64]
+
+RESERVATION_S: Final = 10.0
 """Seconds a choice counts before the replica has accepted it: longer than any handle call takes to be accepted."""
+LEASE_S: Final = 3600.0
+"""Seconds an accepted request is remembered if its end is never reported."""
+TYPICAL_REQUEST_S: Final = 5.0
+_SMOOTH: Final = 0.05
 
 
 class _Lease(msgspec.Struct):
+    slot: int
+    seconds: float
+    at: float  # when it was charged
+    ends: float  # where its work ends on the replica's clock
+    expires_at: float
+    accepted: bool = False
+
+
+class Load:
+    """Work this gateway has sent to each replica, by slot, as leases keyed by request.
+
+    A choice is charged at once, so that requests routed in the same moment do not all pick the same replica. It
+    becomes firm when the replica accepts and is undone if that never happens. Serve reports completions from threads
+    of its own, and a short request may complete before its acceptance is reported: hence the lock, and hence `accept`
+    revives no lease that is gone. `now` is of one clock that only goes forward.
+    """
+
+    def __init__(self, slots: int = 8) -> None:
+        self._lock = threading.Lock()
+        self._busy_until: Floats = np.zeros(slots)
+        self._counts = np.zeros(slots)
+        self._leases: list[dict[str, _Lease]] = [{} for _ in range(slots)]
+        self._slot_of: dict[str, int] = {}
+        self._next_expiry = float("inf")
+        self._request_s = TYPICAL_REQUEST_S
+
+    @property
+    def request_s(self) -> float:
+        """Seconds from a request's choice to its end, lately."""
+        return self._request_s
+
+    def grow(self, slots: int) -> None:
+        with self._lock:
+            more = slots - len(self._leases)
+            if more > 0:
+                self._busy_until = np.concatenate((self._busy_until, np.zeros(more)))
+                self._counts = np.concatenate((self._counts, np.zeros(more)))
+                self._leases.extend({} for _ in range(more))
+
+    def reserve(self, request: str, slot: int, seconds: float, now: float) -> None:
+        with self._lock:
+            self._drop(request, now)
+            self._hold(request, slot, max(seconds, 0.0), now, now + RESERVATION_S)
+
+    def accept(self, request: str, slot: int, now: float) -> None:
+        """It was taken by the replica in `slot`, chosen or not."""
+        with self._lock:
+            lease = self._find(request)
+            if lease is None:
+                return
+            if lease.slot != slot:
+                at = lease.at
+                self._drop(request, now)
+                lease = self._hold(request, slot, lease.seconds, now, now)
+                lease.at = at
+            lease.accepted = True
+            lease.expires_at = now + LEASE_S
+            self._next_expiry = min(self._next_expiry, lease.expires_at)
+
+    def release(self, request: str, now: float) -> None:
+        """It is over. What it had not used of its time is given back to those behind it."""
+        with self._lock:
+            lease = self._drop(request, now)
+            if lease is not None and lease.accepted:
+                self._request_s += _SMOOTH * (max(now - lease.at, 0.0) - self._request_s)
+
+    def observe(self, slot: int, seconds: float, measured_at: float) -> None:
+        """The replica itself says it had this much to do at `measured_at`; what was sent later comes on top."""
+        with self._lock:
+            busy_until = measured_at + max(seconds, 0.0)
+            for lease in self._leases[slot].values():
+                if lease.at > measured_at:
+                    busy_until += lease.seconds
+                    lease.ends = busy_until
+                else:
+                    lease.ends = min(lease.ends, busy_until)
+            self._busy_until[slot] = busy_until
+
+    def waits(self, now: float) -> Floats:
+        """Seconds until each replica has done what it has, by slot. A copy."""
+        with self._lock:
+            self._expire(now)
+            waits: Floats = np.maximum(self._busy_until - now, 0.0)
+            return waits
+
+    def counts(self) -> Floats:
+        """Requests of this gateway at each replica, by slot. A copy."""
+        with self._lock:
+            return self._counts.copy()
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """The replicas in these slots are gone, with all they had to do."""
+        with self._lock:
+            for slot in slots:
+                for request in self._leases[slot]:
+                    del self._slot_of[request]
+                self._leases[slot] = {}
+                self._busy_until[slot] = self._counts[slot] = 0.0
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` when the leases, their index and the clocks disagree."""
+        with self._lock:
+            leases = {request: slot for slot, held in enumerate(self._leases) for request in held}
+            assert leases == self._slot_of, (leases, self._slot_of)
+            for slot, held in enumerate(self._leases):
+                assert len(held) == self._counts[slot]
+                for lease in held.values():
+                    assert lease.slot == slot
+                    assert lease.ends <= self._busy_until[slot] + 1e-6, (lease, self._busy_until[slot])
+                    assert self._next_expiry <= lease.expires_at
+
+    def _find(self, request: str) -> _Lease | None:
+        slot = self._slot_of.get(request)
+        return None if slot is None else self._leases[slot][request]
+
+    def _hold(self, request: str, slot: int, seconds: float, now: float, expires_at: float) -> _Lease:
+        ends = max(float(self._busy_until[slot]), now) + seconds
+        lease = self._leases[slot][request] = _Lease(slot, seconds, now, ends, expires_at)
+        self._slot_of[request] = slot
+        self._counts[slot] += 1
+        self._busy_until[slot] = ends
+        self._next_expiry = min(self._next_expiry, expires_at)
+        return lease
+
+    def _drop(self, request: str, now: float) -> _Lease | None:
+        slot = self._slot_of.pop(request, None)
+        if slot is None:
+            return None
+        lease = self._leases[slot].pop(request)
+        self._counts[slot] -= 1
+        unused = min(max(lease.ends - now, 0.0), lease.seconds)
+        if unused:
+            for other in self._leases[slot].values():
+                if other.ends > lease.ends:
+                    other.ends -= unused
+            self._busy_until[slot] -= unused
+        return lease
+
+    def _expire(self, now: float) -> None:
+        if now <= self._next_expiry:
+            return
+        gone = [request for held in self._leases for request, lease in held.items() if lease.expires_at < now]
+        for request in gone:
+            self._drop(request, now)
+        self._next_expiry = min(
+            (lease.expires_at for held in self._leases for lease in held.values()), default=float("inf")
+        )
+
+
+class _TokenLease(msgspec.Struct):
     replica: str
     tokens: int
     expires_at: float | None  # None: accepted, held until release
@@ -28,7 +192,7 @@ class TokenLoad:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, _TokenLease] = {}
         self._tokens: dict[str, int] = {}
 
     def reserve(self, request: str, replica: str, tokens: int, now: float) -> None:
@@ -69,7 +233,7 @@ class TokenLoad:
             assert sums == self._tokens, (sums, self._tokens)
 
     def _hold(self, request: str, replica: str, tokens: int, expires_at: float | None) -> None:
-        self._leases[request] = _Lease(replica, tokens, expires_at)
+        self._leases[request] = _TokenLease(replica, tokens, expires_at)
         self._tokens[replica] = self._tokens.get(replica, 0) + tokens
 
     def _drop(self, request: str) -> int:

@@ -1,0 +1,146 @@
+"""What a gateway knows of each replica, in arrays by slot: a decision looks at all of them, and they may be many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from deployments.routing.ask import VERSION
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+DEFAULT_RATE: Final = 1000.0
+"""Prefill tokens per second of a replica that says nothing of itself."""
+RATE_BOUNDS: Final = (1.0, 1e7)
+UNKNOWN: Final = -1
+_FIRST_SLOTS: Final = 8
+
+
+class ReplicaFacts(msgspec.Struct, frozen=True):
+    """What a replica published when it became ready. `prefill_rate`: a first guess, tokens per second."""
+
+    slots: int
+    max_ongoing: int
+    prefill_rate: float
+    version: int = VERSION
+
+
+STRANGER: Final = ReplicaFacts(slots=1, max_ongoing=2**31, prefill_rate=DEFAULT_RATE, version=UNKNOWN)
+"""A replica of another version: it is routed to by what this gateway itself has sent there."""
+
+
+class Fleet:
+    """Slots are reused; `reset_at` says since when what is known of a slot is about the replica in it now."""
+
+    def __init__(self) -> None:
+        self.slot_of: dict[str, int] = {}
+        self.ids: list[str] = []  # by slot, "" where it is free
+        self._free: list[int] = []
+        self._known_before = False
+        self.alive: Flags = np.zeros(0, bool)
+        self.keyed: Flags = np.zeros(0, bool)  # speaks this version
+        self.rate: Floats = np.zeros(0)  # prefill tokens per second
+        self.sat: Floats = np.zeros(0)  # requests that run at once
+        self.max_ongoing: Floats = np.zeros(0)
+        self.ongoing: Floats = np.zeros(0)  # as it said last
+        self.told_at: Floats = np.zeros(0)  # when that was
+        self.calibration: Floats = np.zeros(0)  # 0 to 1
+        self.generation: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.reset_at: Floats = np.zeros(0)
+        self.horizon: Floats = np.zeros(0)  # age in seconds at which it forgets; inf: it does not
+        self.joined: Floats = np.zeros(0)
+        self.draining_until: Floats = np.zeros(0)
+        self.silent: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # asks in a row that it has not answered
+
+    def __len__(self) -> int:
+        """Slots, with and without a replica."""
+        return len(self.ids)
+
+    def update(self, replicas: Mapping[str, ReplicaFacts | None], now: float) -> tuple[list[int], list[int]]:
+        """The replicas there are now. Returns the slots that were freed and those that were taken."""
+        gone = [slot for replica, slot in self.slot_of.items() if replica not in replicas]
+        for slot in gone:
+            del self.slot_of[self.ids[slot]]
+            self.ids[slot] = ""
+            self.alive[slot] = self.keyed[slot] = False
+            self._free.append(slot)
+        come = []
+        for replica, facts in replicas.items():
+            if replica in self.slot_of:
+                self.alive[self.slot_of[replica]] = True
+                continue
+            if not self._free:
+                self._grow()
+            slot = self._free.pop()
+            self.slot_of[replica] = slot
+            self.ids[slot] = replica
+            self._begin(slot, facts or STRANGER, now)
+            come.append(slot)
+        self._known_before = self._known_before or bool(replicas)
+        return gone, come
+
+    def forgot(self, slot: int, generation: int, now: float) -> bool:
+        """Notes the replica's generation; whether it is another one than before, and all it held is gone."""
+        if self.generation[slot] == generation:
+            return False
+        known = self.generation[slot] != UNKNOWN
+        self.generation[slot] = generation
+        if known:
+            self.reset_at[slot] = now
+        return bool(known)
+
+    def _begin(self, slot: int, facts: ReplicaFacts, now: float) -> None:
+        self.alive[slot] = True
+        self.keyed[slot] = facts.version == VERSION
+        self.rate[slot] = bounded(facts.prefill_rate, DEFAULT_RATE, *RATE_BOUNDS)
+        self.sat[slot] = bounded(facts.slots, 1.0, 1.0, 1e6)
+        self.max_ongoing[slot] = bounded(facts.max_ongoing, 1e9, 1.0, 1e9)
+        self.ongoing[slot] = 0.0
+        self.told_at[slot] = -math.inf
+        self.calibration[slot] = 1.0
+        self.generation[slot] = UNKNOWN
+        self.reset_at[slot] = now
+        self.horizon[slot] = math.inf
+        # The replicas a gateway finds when it starts may be as old as they like: only later ones are new.
+        self.joined[slot] = now if self._known_before else -math.inf
+        self.draining_until[slot] = -math.inf
+        self.silent[slot] = 0
+
+    def _grow(self) -> None:
+        old = len(self.ids)
+        new = max(2 * old, _FIRST_SLOTS)
+        for name, array in list(vars(self).items()):
+            if isinstance(array, np.ndarray):
+                grown = np.zeros(new, array.dtype)
+                grown[:old] = array
+                setattr(self, name, grown)
+        self.rate[old:] = self.sat[old:] = 1.0  # free slots are computed with too, and never chosen
+        self.ids.extend("" for _ in range(new - old))
+        self._free.extend(range(new - 1, old - 1, -1))
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` when slots, ids and flags disagree."""
+        assert {replica: slot for slot, replica in enumerate(self.ids) if replica} == self.slot_of
+        assert sorted(self._free) == [slot for slot, replica in enumerate(self.ids) if not replica]
+        assert not (self.alive | self.keyed)[self._free].any()
+        assert all(len(array) == len(self.ids) for array in vars(self).values() if isinstance(array, np.ndarray))
+        used = list(self.slot_of.values())
+        assert np.isfinite(self.rate[used]).all() and (self.rate[used] >= RATE_BOUNDS[0]).all()
+        assert ((self.calibration[used] >= 0) & (self.calibration[used] <= 1)).all()
+
+
+def bounded(value: object, default: float, low: float, high: float) -> float:
+    """`value` if it is a number, within bounds; else `default`. What another process says is not to be trusted."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    try:
+        number = float(value)
+    except OverflowError:
+        return default
+    return default if math.isnan(number) else min(max(number, low), high)
