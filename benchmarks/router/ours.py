@@ -90,7 +90,8 @@ class Ours(Rule):
         ranked = (self._numbers[name] for name in policy.rank(plan, replies, now))
         best = next(replica for replica in ranked if self.world.fleet.alive[replica])
         intent = policy.charge(str(request.index), plan, self._ids[best], now)
-        self._trackers[best].intend(intent, now)
+        if intent is not None:
+            self._trackers[best].intend(intent, now)
         return best
 
     def routed(self, request: Request, gateway: int, served: Served, now: float) -> None:
@@ -108,7 +109,7 @@ class Ours(Rule):
 
     def finished(self, request: Request, gateway: int, served: Served, now: float) -> None:
         name = str(request.index)
-        self._trackers[served.replica].finish(name, request.output_tokens, now)
+        self._trackers[served.replica].finish(name, 0, now)  # the simulated caches keep no answers
         self._policies[gateway].complete(name, now)
 
     def died(self, request: Request, gateway: int, served: Served, now: float) -> None:
