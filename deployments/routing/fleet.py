@@ -43,6 +43,7 @@ class Fleet:
         self.ids: list[str] = []  # by slot, "" where it is free
         self._free: list[int] = []
         self._known_before = False
+        self.last_joined = -math.inf  # after the first replicas
         self.alive: Flags = np.zeros(0, bool)
         self.keyed: Flags = np.zeros(0, bool)  # speaks this version
         self.rate: Floats = np.zeros(0)  # prefill tokens per second
@@ -82,6 +83,8 @@ class Fleet:
             self.ids[slot] = replica
             self._begin(slot, facts or STRANGER, now)
             come.append(slot)
+        if come and self._known_before:
+            self.last_joined = now
         self._known_before = self._known_before or bool(replicas)
         return gone, come
 

@@ -44,12 +44,14 @@ class Index:
         wanted = np.array(rungs, np.uint64)
         buckets = (wanted & self._mask).astype(np.intp)
         same = self._rungs[buckets] == wanted[:, None]
-        ways = np.where(same.any(1), same.argmax(1), self._used[buckets].argmin(1))
-        fresh = self._rungs[buckets, ways] != wanted
-        if fresh.any():
+        known = same.any(1)
+        ways = np.where(known, same.argmax(1), self._used[buckets].argmin(1))
+        if not known.all():
+            # Two new rungs may fall into one place: then the later has it, and the earlier is not remembered.
+            fresh = ~known
             self._who[buckets[fresh], ways[fresh]] = _NOBODY
             self._when[buckets[fresh], ways[fresh]] = -np.inf
-        self._rungs[buckets, ways] = wanted
+            self._rungs[buckets[fresh], ways[fresh]] = wanted[fresh]
         self._used[buckets, ways] = time
         own = self._who[buckets, ways] == slot
         holders = np.where(own.any(1), own.argmax(1), self._when[buckets, ways].argmin(1))

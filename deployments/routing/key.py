@@ -77,12 +77,6 @@ class PrefixKey(msgspec.Struct, frozen=True, array_like=True):
     adapter: int = 0
 
 
-class RoutingHint(msgspec.Struct, frozen=True, array_like=True):
-    """What a call tells the router, and the tracker of the replica it goes to. Computed once, in the gateway."""
-
-    key: PrefixKey
-
-
 def bare_key(size: int) -> PrefixKey:
     """A key without rungs, for calls that compute `size` bytes and share nothing."""
     return PrefixKey(VERSION, (), (), (), max(size, 0))

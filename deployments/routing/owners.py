@@ -199,7 +199,9 @@ class Owners:
         ranked = self._slots[members[self._best(members, place.anchor, RANKED)]]
         if len(ranked) < min(RANKED, len(self._slots)):
             # A small set: those outside follow, for when all inside are full.
-            outside = np.setdiff1d(np.arange(len(self._slots)), members, assume_unique=True)
+            inside = np.zeros(len(self._slots), bool)
+            inside[members] = True
+            outside = np.flatnonzero(~inside)
             more = outside[self._best(outside, place.anchor, RANKED - len(ranked))]
             ranked = np.concatenate((ranked, self._slots[more]))
         self._memo[place] = ranked

@@ -39,7 +39,7 @@ from deployments.routing.fleet import RATE_BOUNDS, Fleet, Floats, ReplicaFacts, 
 from deployments.routing.index import Index
 from deployments.routing.key import PrefixKey
 from deployments.routing.load import Load
-from deployments.routing.owners import Owners, Place, ShareSketch, place, rank_in, weight_of
+from deployments.routing.owners import Owners, Place, ShareSketch, Slots, place, rank_in, weight_of
 
 UNITS_PER_TOKEN: Final = 3.6
 """Bytes of text per token, until it is learnt."""
@@ -66,6 +66,8 @@ REUSE_HIGH: Final = 0.6
 _SMOOTH: Final = 0.02
 _REUSE_KEEP: Final = 0.995
 _MAX_TOKENS: Final = 1e9
+_JITTER_S: Final = 1e-9
+"""Below it costs are equal, and the order is random."""
 
 
 class PolicyOptions(msgspec.Struct, frozen=True):
@@ -82,7 +84,9 @@ class PolicyOptions(msgspec.Struct, frozen=True):
 class Plan:
     """One request's decision in the making. `ask`: ids of the replicas to ask, possibly none."""
 
-    __slots__ = ("ask", "evidence", "held", "key", "made_at", "order", "owners", "place", "prompt_tokens", "safe")
+    __slots__ = (
+        "ask", "costs", "evidence", "held", "key", "made_at", "order", "owners", "place", "prompt_tokens", "safe"
+    )  # fmt: skip
 
     def __init__(self, key: PrefixKey, prompt_tokens: float, made_at: float) -> None:
         self.key = key
@@ -94,6 +98,7 @@ class Plan:
         self.owners: list[int] = []  # slots, best first
         self.evidence: list[int] = []  # slots this gateway has sent more than the hot prefix to
         self.held: Floats = np.zeros(0)  # tokens by slot
+        self.costs: Floats = np.zeros(0)  # seconds by slot, before anybody was asked
         self.order: Floats = np.zeros(0)  # what breaks ties, by slot
 
 
@@ -190,7 +195,8 @@ class Policy:
         plan.safe = not options.asks or self._asks_fail(now)
         if plan.safe:
             self._guess_owners(plan, units)
-        elif keyed > 1 and plan.prompt_tokens / float(fleet.rate[fleet.keyed].min()) >= CHEAP_S:
+        plan.costs = self._costs(plan, now)
+        if not plan.safe and keyed > 1 and plan.prompt_tokens / float(fleet.rate[fleet.keyed].min()) >= CHEAP_S:
             plan.ask = self._whom_to_ask(plan, now)
         return plan
 
@@ -203,38 +209,31 @@ class Policy:
             more = len(fleet) - len(plan.held)
             plan.held = np.concatenate((plan.held, np.zeros(more)))
             plan.order = np.concatenate((plan.order, self._random.random(more)))
-        cold: list[int] = []
-        heard: list[int] = []
-        sent = plan.ask if asked is None else [replica for replica in plan.ask if replica in asked]
-        for replica in sent:
-            slot = fleet.slot_of.get(replica)
-            if slot is None:
-                continue
-            reply = replies.get(replica)
-            if reply is None or reply.version != VERSION:
-                fleet.silent[slot] += 1
-                continue
-            fleet.silent[slot] = 0
-            heard.append(slot)
-            self._hear(plan, slot, reply, now)
-            if reply.flags & AskFlag.ADAPTER_COLD:
-                cold.append(slot)
-        self._count_asks(len(sent), len(sent) - len(heard), now)
-
-        costs = self._costs(plan, now)
-        costs[cold] += self._options.adapter_load_s
+            plan.costs = self._costs(plan, now)
+        slots = {id_: slot for id_ in plan.ask if (slot := fleet.slot_of.get(id_)) is not None}
+        if asked is not None:
+            slots = {id_: slot for id_, slot in slots.items() if id_ in asked}
+        heard = self._hear_all(plan, slots, replies, now)
+        costs = np.where(fleet.alive, plan.costs, np.inf)
+        if slots:
+            sent = list(slots.values())
+            costs[sent] = self._costs(plan, now, np.array(sent))
+            for id_, reply in heard.items():
+                if reply.flags & AskFlag.ADAPTER_COLD:
+                    costs[slots[id_]] += self._options.adapter_load_s
         first: list[int] = []
         if plan.safe:
             near = [slot for slot in dict.fromkeys(plan.owners[:2] + plan.evidence) if np.isfinite(costs[slot])]
             whole = plan.prompt_tokens / fleet.rate
-            if near and float((costs[near] - whole[near]).min()) <= float(costs[fleet.alive].min()):
+            if near and float((costs[near] - whole[near]).min()) <= float(costs.min()):
                 first = near
         elif heard:
-            first = [slot for id_ in sent if (slot := fleet.slot_of.get(id_)) is not None and np.isfinite(costs[slot])]
+            first = [slot for slot in slots.values() if np.isfinite(costs[slot])]
         first.sort(key=lambda slot: (round(float(costs[slot]), 9), rank_in(plan.owners, slot), plan.order[slot]))
         taken = set(first)
-        rest = [slot for slot in np.lexsort((plan.order, costs)).tolist() if slot not in taken]
-        return [id_ for slot in first + rest if (id_ := fleet.ids[slot])]
+        ids = fleet.ids
+        rest = [slot for slot in np.argsort(costs + _JITTER_S * plan.order).tolist() if slot not in taken]
+        return [ids[slot] for slot in first + rest if ids[slot]]
 
     def charge(self, request: str, plan: Plan, replica: str, now: float) -> Intent | None:
         """`request` goes to `replica`: it counts at once. Returns what to tell the replica."""
@@ -310,14 +309,14 @@ class Policy:
 
     def _whom_to_ask(self, plan: Plan, now: float) -> tuple[str, ...]:
         fleet, options = self._fleet, self._options
-        costs = self._costs(plan, now)
-        costs[~fleet.keyed] = np.inf
+        costs = np.where(fleet.keyed, plan.costs, np.inf)
+        costs += _JITTER_S * plan.order
         wanted = options.owners + options.others
         if wanted < len(costs):
-            cheapest = np.argpartition(costs + 1e-9 * plan.order, wanted)[:wanted]
+            cheapest = np.argpartition(costs, wanted)[:wanted]
+            cheapest = cheapest[np.argsort(costs[cheapest])]
         else:
-            cheapest = np.arange(len(costs))
-        cheapest = cheapest[np.lexsort((plan.order[cheapest], costs[cheapest]))]
+            cheapest = np.argsort(costs)
         best = int(cheapest[0])
         if best in plan.evidence and now - fleet.told_at[best] < FRESH_S:
             return ()
@@ -329,22 +328,44 @@ class Policy:
                 chosen.append(slot)
         return tuple([fleet.ids[slot] for slot in chosen])
 
-    def _costs(self, plan: Plan, now: float) -> Floats:
-        """By slot, in seconds; infinite for a slot without a replica, or one that should get nothing."""
-        fleet = self._fleet
-        compute = np.maximum(plan.prompt_tokens - fleet.calibration * plan.held, 1.0) / fleet.rate
-        costs = self._load.waits(now)[: len(fleet)] + self.affinity_weight * compute
-        ongoing = np.maximum(
-            fleet.ongoing * 2.0 ** (-np.maximum(now - fleet.told_at, 0.0) / self._load.request_s),
-            self._load.counts()[: len(fleet)],
-        )
-        costs += np.maximum(ongoing - fleet.sat, 0.0) / np.maximum(fleet.sat, 1.0) * self._load.request_s
-        slow = SLOW_START_S * (1.0 - (now - fleet.joined) / SLOW_START_FADES_S)
-        costs += np.where((slow > 0) & (compute < slow), slow, 0.0)
-        costs += np.where(fleet.silent >= SILENT_ASKS, SILENT_S, 0.0)
-        full = (fleet.ongoing >= fleet.max_ongoing) & (now - fleet.told_at < FULL_S)
-        costs[~fleet.alive | full | (fleet.draining_until > now)] = np.inf
+    def _costs(self, plan: Plan, now: float, at: Slots | None = None) -> Floats:
+        """Of the slots `at` or all, in seconds; infinite without a replica, or with one that should get nothing."""
+        fleet, load = self._fleet, self._load
+        where = slice(len(fleet)) if at is None else at
+        calibration, rate, told_at = fleet.calibration[where], fleet.rate[where], fleet.told_at[where]
+        said, sat = fleet.ongoing[where], fleet.sat[where]
+        compute = np.maximum(plan.prompt_tokens - calibration * plan.held[where], 1.0) / rate
+        costs: Floats = load.waits(now)[where] + self.affinity_weight * compute
+        # What it said grows old as its requests end.
+        ongoing = np.maximum(said * np.exp2((told_at - now) / load.request_s), load.counts()[where])
+        beyond = ongoing - sat
+        if beyond.max(initial=0.0) > 0:
+            costs += np.maximum(beyond, 0.0) / sat * load.request_s
+        if now - fleet.last_joined < SLOW_START_FADES_S:
+            slow = SLOW_START_S * (1.0 - (now - fleet.joined[where]) / SLOW_START_FADES_S)
+            costs += np.where((slow > 0) & (compute < slow), slow, 0.0)
+        costs += SILENT_S * (fleet.silent[where] >= SILENT_ASKS)
+        full = (said >= fleet.max_ongoing[where]) & (told_at > now - FULL_S)
+        costs[~fleet.alive[where] | full | (fleet.draining_until[where] > now)] = np.inf
         return costs
+
+    def _hear_all(
+        self, plan: Plan, slots: Mapping[str, int], replies: Mapping[str, AskReply], now: float
+    ) -> dict[str, AskReply]:
+        """Learns from what arrived, and from what did not. Returns the replies that count."""
+        heard = {}
+        for id_, slot in slots.items():
+            reply = replies.get(id_)
+            if reply is None or reply.version != VERSION:
+                self._fleet.silent[slot] += 1
+                continue
+            self._fleet.silent[slot] = 0
+            heard[id_] = reply
+            self._hear(plan, slot, reply, now)
+        self._turn_window(now)
+        self._asks[0] += len(slots)
+        self._asks[1] += len(slots) - len(heard)
+        return heard
 
     def _hear(self, plan: Plan, slot: int, reply: AskReply, now: float) -> None:
         fleet, key = self._fleet, plan.key
@@ -368,11 +389,6 @@ class Policy:
         fleet.calibration[slot] = bounded(calibration, 100.0, 0.0, 100.0) / 100.0
         if isinstance(generation, int) and 0 <= generation < 2**63:
             fleet.forgot(slot, generation, now)
-
-    def _count_asks(self, sent: int, lost: int, now: float) -> None:
-        self._turn_window(now)
-        self._asks[0] += sent
-        self._asks[1] += lost
 
     def _asks_fail(self, now: float) -> bool:
         self._turn_window(now)
