@@ -142,6 +142,10 @@ class Fleet:
         self.replicas[number].rate *= factor
         self.rates[number] *= factor
 
+    def left_tokens(self, number: int, now: float) -> int:
+        """What the engine itself would say it has yet to compute, the rest of the prompt at hand included."""
+        return int(max(float(self.free_at[number]) - now, 0.0) * self.rates[number])
+
     def waits(self, now: float) -> Floats:
         """Exact seconds until each replica would begin with a prompt."""
         return np.maximum(self.free_at - now, 0.0)

@@ -82,7 +82,11 @@ class Ours(Rule):
 
     def answer(self, request: Request, replica: int, now: float) -> object:
         key = self._keys[request.index]
-        return self._trackers[replica].answer(Ask(VERSION, key.rungs, key.adapter), now)
+        return self._trackers[replica].answer(Ask(VERSION, key.rungs, key.adapter), now, self._counted(replica, now))
+
+    def _counted(self, replica: int, now: float) -> int | None:
+        world = self.world
+        return world.fleet.left_tokens(replica, now) if world.scenario.engine_counts else None
 
     def choose(self, request: Request, gateway: int, answers: Mapping[int, object], now: float) -> int:
         plan, policy = self._plans.pop(request.index), self._policies[gateway]
@@ -120,7 +124,7 @@ class Ours(Rule):
     def published(self, now: float) -> None:
         for replica in self.world.fleet.alive.nonzero()[0].tolist():
             name, tracker = self._ids[replica], self._trackers[replica]
-            self._stats[replica] = stats = tracker.stats(now)
+            self._stats[replica] = stats = tracker.stats(now, self._counted(replica, now))
             for policy, positions in zip(self._policies, self._positions, strict=True):
                 policy.observe_stats(name, stats, now)
                 if self.digests:

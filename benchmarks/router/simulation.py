@@ -51,6 +51,7 @@ class Scenario(msgspec.Struct, frozen=True):
     """All that decides a run but the rule. `load`: prompt tokens offered, over what all replicas could compute without
     caches. `slow`: replica 0's rate over the others'. `misjudged`: by how much gateways err, either way, about the
     length of a prompt, and about a replica's rate until it has measured it. `messages`: the ends of messages are known.
+    `engine_counts`: engines say how many tokens they have yet to compute; else replicas keep book of it.
     """
 
     workload: str
@@ -67,6 +68,7 @@ class Scenario(msgspec.Struct, frozen=True):
     slow: float = 1.0
     misjudged: float = 0.0
     messages: bool = True
+    engine_counts: bool = True
     changes: tuple[Change, ...] = ()
 
 
