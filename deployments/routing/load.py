@@ -154,14 +154,20 @@ class Load:
         slot = self._slot_of.pop(request, None)
         if slot is None:
             return None
-        lease = self._leases[slot].pop(request)
-        self._counts[slot] -= 1
+        held = self._leases[slot]
+        lease = held[request]
         unused = min(max(lease.ends - now, 0.0), lease.seconds)
         if unused:
-            for other in self._leases[slot].values():
-                if other.ends > lease.ends:
-                    other.ends -= unused
             self._busy_until[slot] -= unused
+            latest = float(self._busy_until[slot])
+            behind = False  # leases stand in the order of their work
+            for name, other in held.items():
+                if behind:
+                    other.ends -= unused
+                other.ends = min(other.ends, latest)
+                behind = behind or name == request
+        del held[request]
+        self._counts[slot] -= 1
         return lease
 
     def _expire(self, now: float) -> None:

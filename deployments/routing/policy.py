@@ -118,6 +118,7 @@ class Policy:
         self._sketch = ShareSketch()
         self._index = Index()
         self._stats: dict[str, object] = {}
+        self._strangers = False
         self._units_per_token = UNITS_PER_TOKEN
         self._prompt_sum = self._cached_sum = 0.0
         self._window_began = 0.0
@@ -136,6 +137,7 @@ class Policy:
         if gone or come:
             members = {slot: weight_of(id_) for id_, slot in self._fleet.slot_of.items() if self._fleet.keyed[slot]}
             self._owners.set_members(members)
+            self._strangers = len(members) < len(self._fleet.slot_of)
 
     def observe_stats(self, replica: str, plain: object, now: float) -> None:
         """What `Tracker.stats` said; anything else than that is clamped or ignored."""
@@ -228,7 +230,9 @@ class Policy:
             if near and float((costs[near] - whole[near]).min()) <= float(costs.min()):
                 first = near
         elif heard:
-            first = [slot for slot in slots.values() if np.isfinite(costs[slot])]
+            # Who speaks another version cannot be asked, and is no worse for it.
+            also = np.flatnonzero(fleet.alive & ~fleet.keyed).tolist() if self._strangers else []
+            first = [slot for slot in (*slots.values(), *also) if np.isfinite(costs[slot])]
         first.sort(key=lambda slot: (round(float(costs[slot]), 9), rank_in(plan.owners, slot), plan.order[slot]))
         taken = set(first)
         ids = fleet.ids

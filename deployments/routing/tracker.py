@@ -8,6 +8,7 @@ answered, and a path that was believed to be there and was not is forgotten unti
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -281,9 +282,4 @@ class Tracker:
 
 def _step(value: float) -> int:
     """`value` rounded to the steps of a geometric scale: small changes are no change."""
-    if value < 1:
-        return 0
-    step = 1.0
-    while step * _STEP <= value:
-        step *= _STEP
-    return round(step)
+    return 0 if value < 1 else round(_STEP ** round(math.log(value) / math.log(_STEP)))

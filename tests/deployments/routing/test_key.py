@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.routing.key import HASHED_BYTES, MAX_RUNGS, PrefixKey, bare_key, prefix_key
-from protocols import anthropic_messages, openai_chat, openai_responses
+from protocols.anthropic_messages.decode import decode as decode_anthropic
+from protocols.openai_chat.decode import decode as decode_openai
+from protocols.openai_responses.decode import decode as decode_responses
+from protocols.openai_responses.decode import read
 from protocols.request import (
     ChatPrompt,
     ImagePart,
@@ -194,7 +197,12 @@ def test_requests_without_text_have_a_key(prompt: Prompt) -> None:
 
 
 def test_kinds_of_prompts_share_nothing() -> None:
-    kinds = [ChatPrompt((message("user", "ab"),)), TextPrompt("ab"), TokenPrompt((97, 98)), MixedPrompt(("ab",))]
+    kinds: list[Prompt] = [
+        ChatPrompt((message("user", "ab"),)),
+        TextPrompt("ab"),
+        TokenPrompt((97, 98)),
+        MixedPrompt(("ab",)),
+    ]
     ladders = [set(keyed(kind).rungs) for kind in kinds]
     assert len(set().union(*ladders)) == sum(map(len, ladders))
 
@@ -258,15 +266,15 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "req
 
 
 def openai_key(body: dict[str, Any]) -> PrefixKey:
-    return prefix_key(openai_chat.decode(json.dumps(body).encode(), "a").requests[0])
+    return prefix_key(decode_openai(json.dumps(body).encode(), "a").requests[0])
 
 
 def anthropic_key(body: dict[str, Any]) -> PrefixKey:
-    return prefix_key(anthropic_messages.decode(json.dumps(body).encode(), "b").requests[0])
+    return prefix_key(decode_anthropic(json.dumps(body).encode(), "b").requests[0])
 
 
 def responses_key(body: dict[str, Any]) -> PrefixKey:
-    return prefix_key(openai_responses.decode(openai_responses.read(json.dumps(body).encode()), "c", {}).requests[0])
+    return prefix_key(decode_responses(read(json.dumps(body).encode()), "c", {}).requests[0])
 
 
 @pytest.mark.parametrize("system_role", ["system", "developer"])
