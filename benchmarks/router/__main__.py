@@ -121,8 +121,7 @@ def main() -> None:
     every = {(scenario, rule): None for leg in chosen for scenario in leg.scenarios.values() for rule in leg.rules}
     todo = [run for run in every if store.get(*run) is None]
     if todo:
-        # One workload after the other: each process keeps those it has read.
-        run(sorted(todo, key=lambda item: item[0].workload), store, args.jobs)
+        run(todo, store, args.jobs)
     results: dict[str, dict[str, dict[str, Result]]] = {}
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}\n")
     for leg in chosen:
