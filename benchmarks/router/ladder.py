@@ -6,7 +6,7 @@ import hashlib
 
 from benchmarks.router.workloads import Request
 from deployments.routing.ask import VERSION
-from deployments.routing.key import PrefixKey, _positions
+from deployments.routing.key import PrefixKey, rung_positions
 
 GEOMETRIC = tuple(int(128 * 1.25**step) for step in range(31))
 
@@ -18,7 +18,7 @@ def key_of(request: Request, block_tokens: int, *, messages: bool = True) -> Pre
     """
     whole = min(len(request.blocks), request.tokens // block_tokens)
     ends = [end * block_tokens for end in request.message_ends] if messages else []
-    places, trunk = _positions(ends, whole * block_tokens, GEOMETRIC)
+    places, trunk = rung_positions(ends, whole * block_tokens, GEOMETRIC)
     steady = {places[n] // block_tokens for n in trunk}
     blocks = sorted({place // block_tokens for place in places} - {0})
     return PrefixKey(

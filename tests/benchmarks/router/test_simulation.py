@@ -10,6 +10,7 @@ from benchmarks.router import generated, ladder, legs, svg, workloads
 from benchmarks.router.fleet import OVERHEAD_S, Fleet, PrefixIndex
 from benchmarks.router.legs import RULES
 from benchmarks.router.measures import Result
+from benchmarks.router.ours import Ours
 from benchmarks.router.simulation import Add, Drain, Kill, RestartGateway, Scenario, Simulation
 from benchmarks.router.workloads import Raw, Workload, workload
 
@@ -69,6 +70,14 @@ def test_one_replica_with_room_reaches_the_bound():
 
 def test_lost_asks_still_route_every_request():
     assert run("ours C", small(), ask_loss=1.0).requests == len(small().requests)
+
+
+def test_the_production_modules_add_up_after_failures_and_scaling():
+    scenario = Scenario("small", 0.8, replicas=4, gateways=2, changes=CHANGES)
+    simulation = Simulation(scenario, small(), RULES["ours C"])
+    simulation.run()
+    assert isinstance(simulation.rule, Ours)
+    simulation.rule.check()
 
 
 def test_bound_counts_what_came_before_and_never_the_last_token():
