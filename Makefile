@@ -5,6 +5,7 @@ CONFIG ?= configs/quickstart.yaml
 EXTRAS ?= llamacpp,demo
 PYTEST_ARGS ?=
 FUZZ_ARGS ?= --seconds 120
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
@@ -67,6 +68,10 @@ bench-router-live: ## Compare routing rules on real replicas (45 minutes)
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.engine
+
+bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--quick for two)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
