@@ -17,6 +17,10 @@ class BrokenAnswer(Exception):
     """A response that is not what its dialect says: an error, or a stream without its end."""
 
 
+class GatewayGone(Exception):
+    """What HAProxy says of a gateway that died before it answered: a 5xx in no dialect's words."""
+
+
 class Ask(msgspec.Struct, frozen=True):
     """One request. Those of a kind are equal, so their answers have to be."""
 
@@ -59,6 +63,8 @@ def asks(model: str, tokens: int) -> list[Ask]:
 async def answer(client: httpx2.AsyncClient, ask: Ask, gaps: list[float] | None = None, clock: Any = None) -> str:
     """The text of the answer. Raises `BrokenAnswer` or httpx's errors. `gaps`: seconds between pieces of text."""
     async with client.stream("POST", ask.path, json=ask.body) as response:
+        if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
+            raise GatewayGone(f"{response.status_code}: {(await response.aread())[:100]!r}")
         if response.status_code != 200:
             raise BrokenAnswer(f"{response.status_code}: {(await response.aread())[:300]!r}")
         if not ask.streamed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx2
 import msgspec
 
-from tests.chaos.asks import Ask, BrokenAnswer, answer
+from tests.chaos.asks import Ask, BrokenAnswer, GatewayGone, answer
 
 WITHIN_S = 240.0
 
@@ -45,7 +45,7 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
             outcome.left = leave_after_s is not None
             outcome.error = "" if outcome.left else f"no answer within {WITHIN_S:.0f} s"
             break
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, GatewayGone) as error:
             outcome.broken_connections.append(time.monotonic())
             if attempt:
                 outcome.error = f"{type(error).__name__} again: {error}"
