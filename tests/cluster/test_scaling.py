@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -16,6 +18,10 @@ from deployments.autoscaling import POLICY
 from tests.cluster.conftest import Deployed, app, config, deployed, fake_app, wait_for
 
 pytestmark = pytest.mark.cluster
+
+
+WAITING = 32
+"""Requests that may wait for a model."""
 
 
 def scaled(name: str, scaling: dict[str, Any], **backend: Any) -> dict[str, Any]:
@@ -29,9 +35,10 @@ def applications() -> list[dict[str, Any]]:
     # Serve's own count would never ask for a second replica: a replica is to have 1,000 requests.
     grows = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "target_ongoing_requests": 1000}
     return [
-        app("gateway", "gateway", {"catalog_poll_s": 0.5}),
+        app("gateway", "gateway", {"catalog_poll_s": 0.5, "headers_after_s": 0.1, "max_queued_requests": WAITING}),
         scaled("sleeper", zero | policy),
         scaled("grower", grows | policy, slots=4, inter_token_s=0.05),
+        fake_app("narrow", slots=4, inter_token_s=0.01),
     ]
 
 
@@ -39,7 +46,7 @@ def applications() -> list[dict[str, Any]]:
 def system() -> Iterator[Deployed]:
     with deployed(applications()) as running:
         wait_for(
-            lambda: models(running) == ["grower", "grower-alias", "sleeper", "sleeper-alias"],
+            lambda: models(running) == ["grower", "grower-alias", "narrow", "sleeper", "sleeper-alias"],
             "the gateway lists the models",
         )
         yield running
@@ -71,6 +78,50 @@ def test_a_sleeping_model_is_listed_wakes_for_a_request_and_sleeps_again(system:
     assert answer.status_code == 200
     assert running("sleeper") == 1
     wait_for(lambda: running("sleeper") == 0, "it sleeps again")
+
+
+def test_who_wakes_a_model_is_told_that_something_happens(system: Deployed) -> None:
+    """A client that waits for a replica to start has its headers and keep-alives meanwhile."""
+    wait_for(lambda: running("sleeper") == 0, "it sleeps")
+    chunks: list[bytes] = []
+    with httpx.stream(
+        "POST", f"{system.url}/v1/chat/completions", json=body("sleeper", 3) | {"stream": True}, timeout=60
+    ) as response:
+        assert response.status_code == 200
+        assert running("sleeper") == 0, "the headers did not wait for it"
+        chunks.extend(response.iter_raw())
+    assert b"[DONE]" in b"".join(chunks)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages"])
+def test_more_requests_than_may_wait_are_refused_in_words(system: Deployed, dialect: str) -> None:
+    """500 at once, of which 32 may wait: each has its answer, or is told when to come again. Memory stays."""
+    from deployments import cluster
+
+    path = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}[dialect]
+
+    async def ask_all() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=500)
+        async with httpx.AsyncClient(base_url=system.url, timeout=120, limits=limits) as client:
+            return list(await asyncio.gather(*(client.post(path, json=body("narrow", 10)) for _ in range(500))))
+
+    def gateway_bytes() -> int:
+        (pid,) = cluster.replica_pids()["gateway"].values()
+        return int(psutil.Process(pid).memory_info().rss)
+
+    asyncio.run(ask_all())
+    before = gateway_bytes()
+    for _ in range(2):
+        answers = asyncio.run(ask_all())
+        assert {answer.status_code for answer in answers} == {200, 429}
+        assert sum(answer.status_code == 200 for answer in answers) >= WAITING
+        for answer in answers:
+            if answer.status_code == 429:
+                assert int(answer.headers["retry-after"]) >= 1
+                error = answer.json()["error"]
+                assert error["type"] == {"chat": "rate_limit_error", "messages": "rate_limit_error"}[dialect]
+                assert "waiting" in error["message"]
+    assert gateway_bytes() - before < 20 * 2**20
 
 
 def test_deploying_shows_what_it_will_do_and_does_it(system: Deployed, tmp_path: Path) -> None:
