@@ -27,6 +27,9 @@ from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, pa
 
 ROUTER = "deployments.router.ModelRouter"
 STREAMS_PER_GATEWAY = 4096
+SURGE_PERCENT = 25
+"""Of the replicas, rounded up, are added before as many old ones stop when a deployment is updated. Serve's default is
+0: it stops first. Where there is no room for one more, a config sets `max_surge_percent: 0` for the deployment."""
 DRAIN_S = 600.0
 """How long a stopping replica may finish its streams. Serve's default of 20 s cuts every longer answer."""
 
@@ -88,6 +91,7 @@ def gateway(args: dict[str, Any]) -> Application:
         name="Gateway",
         max_ongoing_requests=STREAMS_PER_GATEWAY,
         graceful_shutdown_timeout_s=DRAIN_S,
+        max_surge_percent=SURGE_PERCENT,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": GATEWAY_ENV}},
     )
     return deployment.bind(settings)
@@ -105,6 +109,7 @@ def model(args: dict[str, Any]) -> Application:
         max_queued_requests=settings.max_queued_requests,
         autoscaling_config=_scaling(slots),
         graceful_shutdown_timeout_s=DRAIN_S,
+        max_surge_percent=SURGE_PERCENT,
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
     )

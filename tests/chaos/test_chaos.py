@@ -46,7 +46,7 @@ def free_port() -> int:
 
 def config(port: int, queue_slots: int) -> dict[str, Any]:
     """Two gateways on the head node; two replicas of each model, on two nodes. `queue_slots` is what is changed."""
-    spread = {"num_replicas": 2, "max_replicas_per_node": 1, "autoscaling_config": None}
+    spread = {"num_replicas": 2, "max_replicas_per_node": 2, "autoscaling_config": None}
     fake = {"kind": "fake", "slots": 32, "ttft_s": 0.05, "inter_token_s": 0.03}
     real = {
         "kind": "llamacpp",
