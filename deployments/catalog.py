@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MODEL_DEPLOYMENT = "Model"
 REFRESH_AT_MOST_EVERY_S = 0.25
+BELIEVED_AFTER_S = 20.0
+"""How long a model's replicas must have failed to start, one after another, until it is said that they cannot."""
 FORGET_AFTER_S = 30.0
 """How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
 
@@ -51,6 +53,7 @@ class ServeStatus:
     def __init__(self) -> None:
         self._deployed: dict[str, float] = {}
         self._offers: dict[str, Offer] = {}
+        self._failing_since: dict[str, float] = {}
 
     def __call__(self) -> dict[str, Application]:
         applications = {
@@ -63,25 +66,26 @@ class ServeStatus:
         return {
             name: Application(
                 ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app), self._offers.get(name, Offer())),
-                _failure(app),
+                self._failure(name, app),
                 app.status in _GONE,
             )
             for name, app in applications.items()
         }
 
+    def _failure(self, name: str, app: ApplicationStatusOverview) -> str | None:
+        """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
 
-def _failure(app: Any) -> str | None:
-    """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
-
-    A deployment that failed may have replicas of before, and they serve; one that slept may fail when it is woken.
-    """
-    model = app.deployments[MODEL_DEPLOYMENT]
-    woken_in_vain = model.status_trigger == "REPLICA_STARTUP_FAILED"
-    if app.status is not ApplicationStatus.DEPLOY_FAILED and not woken_in_vain:
-        return None
-    if model.replica_states.get("RUNNING"):
-        return None
-    return str(model.message or app.message)
+        A deployment that failed may have replicas of before, and they serve. One that slept may fail when it is woken,
+        and Serve tries on and on; but a replica may also have been killed as it started, and the next one will do.
+        """
+        model = app.deployments[MODEL_DEPLOYMENT]
+        gave_up = app.status is ApplicationStatus.DEPLOY_FAILED
+        if model.replica_states.get("RUNNING") or not (gave_up or model.status_trigger == "REPLICA_STARTUP_FAILED"):
+            self._failing_since.pop(name, None)
+            return None
+        now = time.monotonic()
+        since = self._failing_since.setdefault(name, now)
+        return str(model.message or app.message) if gave_up or now - since >= BELIEVED_AFTER_S else None
 
 
 def _is_ready(app: ApplicationStatusOverview) -> bool:

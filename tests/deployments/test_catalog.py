@@ -45,6 +45,7 @@ def refresh_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is not seen is gone at once, where a test does not say otherwise."""
     monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 0.0)
+    monkeypatch.setattr(catalog_module, "BELIEVED_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -309,6 +310,26 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "not replaced",
     ]
     assert status["up"].entry == ModelEntry("up", 12)
+
+
+def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "BELIEVED_AFTER_S", 20.0)
+    apps = {
+        "m": application(
+            ApplicationStatus.UNHEALTHY, message="killed", trigger=DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
+        )
+    }
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
+    monkeypatch.setattr(ray_compat, "application_args", dict)
+    status, clock = ServeStatus(), [100.0]
+    monkeypatch.setattr(catalog_module.time, "monotonic", lambda: clock[0])
+    assert status()["m"].failure is None
+    clock[0] += 21
+    assert status()["m"].failure == "killed"
+    apps["m"].deployments["Model"].replica_states = {"RUNNING": 1}
+    assert status()["m"].failure is None
+    apps["m"].deployments["Model"].replica_states = {}
+    assert status()["m"].failure is None, "it counts from the last time that one ran"
 
 
 async def test_what_serve_loses_sight_of_is_still_there(
