@@ -72,7 +72,7 @@ class ServeStatus:
             for name, app in applications.items()
         }
 
-    def _failure(self, name: str, app: ApplicationStatusOverview) -> str | None:
+    def _failure(self, name: str, app: Any) -> str | None:
         """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
 
         A deployment that failed may have replicas of before, and they serve. One that slept may fail when it is woken,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 
@@ -322,7 +323,7 @@ def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeyp
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
     monkeypatch.setattr(ray_compat, "application_args", dict)
     status, clock = ServeStatus(), [100.0]
-    monkeypatch.setattr(catalog_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     assert status()["m"].failure is None
     clock[0] += 21
     assert status()["m"].failure == "killed"
