@@ -62,7 +62,11 @@ def kill_replica(application: str, draw: random.Random) -> str:
 
 
 def kill_controller() -> str:
-    found = [process for process in psutil.process_iter() if " ".join(process.cmdline()).startswith(CONTROLLER)]
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if " ".join(process.info["cmdline"] or ()).startswith(CONTROLLER)
+    ]
     for process in found:
         process.kill()
     return ", ".join(f"pid {process.pid}" for process in found) or "there is none at the moment"
