@@ -4,14 +4,22 @@ PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
 EXTRAS ?= llamacpp,demo
 PYTEST_ARGS ?=
+<<<<<<< HEAD
 FUZZ_ARGS ?= --seconds 120
+=======
+BENCH_ARGS ?=
+>>>>>>> c-sim
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help install serve test test-clients test-chaos fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+=======
+.PHONY: help install serve test lint fmt bench-relay bench-engine bench-router clean
+>>>>>>> c-sim
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +75,10 @@ bench-router-live: ## Compare routing rules on real replicas (45 minutes)
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.engine
+
+bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--quick for two)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

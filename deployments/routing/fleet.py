@@ -18,6 +18,8 @@ Flags = npt.NDArray[np.bool_]
 DEFAULT_RATE: Final = 1000.0
 """Prefill tokens per second of a replica that says nothing of itself."""
 RATE_BOUNDS: Final = (1.0, 1e7)
+RATE_ALIKE: Final = 0.12
+TYPICAL_RATE_S: Final = 1.0
 UNKNOWN: Final = -1
 _FIRST_SLOTS: Final = 8
 
@@ -43,10 +45,13 @@ class Fleet:
         self.ids: npt.NDArray[np.object_] = np.zeros(0, object)  # str by slot, "" where it is free
         self.free: list[int] = []
         self._known_before = False
+        self._typical_rate = DEFAULT_RATE
+        self._typical_at = -math.inf
         self.last_joined = -math.inf  # after the first replicas
         self.alive: Flags = np.zeros(0, bool)
         self.keyed: Flags = np.zeros(0, bool)  # speaks this version
-        self.rate: Floats = np.zeros(0)  # prefill tokens per second
+        self.rate: Floats = np.zeros(0)  # prefill tokens per second, of equal replicas the same
+        self.told_rate: Floats = np.zeros(0)  # as each has measured it
         self.sat: Floats = np.zeros(0)  # requests that run at once
         self.max_ongoing: Floats = np.zeros(0)
         self.ongoing: Floats = np.zeros(0)  # as it said last
@@ -98,10 +103,26 @@ class Fleet:
             self.reset_at[slot] = now
         return bool(known)
 
+    def tell_rate(self, slot: int, rate: float, now: float) -> None:
+        """A rate like most others' counts as the fleet's median: equal replicas measure rates that differ by a percent.
+
+        Costs would never be equal otherwise, and the owner never preferred.
+        """
+        self.told_rate[slot] = rate
+        if now - self._typical_at > TYPICAL_RATE_S:
+            self._typical_at = now
+            self._typical_rate = float(np.median(self.told_rate[self.keyed]))
+            like = np.abs(self.told_rate - self._typical_rate) <= RATE_ALIKE * self._typical_rate
+            self.rate = np.where(like, self._typical_rate, self.told_rate)
+        elif abs(rate - self._typical_rate) <= RATE_ALIKE * self._typical_rate:
+            self.rate[slot] = self._typical_rate
+        else:
+            self.rate[slot] = rate
+
     def _begin(self, slot: int, facts: ReplicaFacts, now: float) -> None:
         self.alive[slot] = True
         self.keyed[slot] = facts.version == VERSION
-        self.rate[slot] = bounded(facts.prefill_rate, DEFAULT_RATE, *RATE_BOUNDS)
+        self.rate[slot] = self.told_rate[slot] = bounded(facts.prefill_rate, DEFAULT_RATE, *RATE_BOUNDS)
         self.sat[slot] = bounded(facts.slots, 1.0, 1.0, 1e6)
         self.max_ongoing[slot] = bounded(facts.max_ongoing, 1e9, 1.0, 1e9)
         self.ongoing[slot] = 0.0
@@ -123,7 +144,8 @@ class Fleet:
                 grown = np.zeros(new, array.dtype)
                 grown[:old] = array
                 setattr(self, name, grown)
-        self.rate[old:] = self.sat[old:] = 1.0  # free slots are computed with too, and never chosen
+        # Free slots are computed with too, and never chosen.
+        self.rate[old:] = self.told_rate[old:] = self.sat[old:] = 1.0
         self.ids[old:] = ""
         self.free.extend(range(new - 1, old - 1, -1))
 

@@ -126,7 +126,7 @@ def prefix_key(request: Request) -> PrefixKey:
     ends = writer.ends
     if writer.full and (not ends or ends[-1] < HASHED_BYTES):
         ends.append(HASHED_BYTES)
-    positions, trunk = _positions(ends, writer.length, _GEOMETRIC)
+    positions, trunk = rung_positions(ends, writer.length, _GEOMETRIC)
     return PrefixKey(
         VERSION,
         _rungs(root, b"".join(writer.parts), positions),
@@ -145,7 +145,7 @@ def _token_key(request: Request, prompt: TokenPrompt, adapter: int) -> PrefixKey
     except OverflowError:  # no vocabulary has such a token: the engine will say so
         return PrefixKey(VERSION, (), (), (), size, in_tokens=True)
     root = _root(b"tokens", request.model, adapter, b"")
-    positions, trunk = _positions([len(data)] if data else [], len(data), _GEOMETRIC_TOKENS)
+    positions, trunk = rung_positions([len(data)] if data else [], len(data), _GEOMETRIC_TOKENS)
     return PrefixKey(
         VERSION,
         _rungs(root, data, positions),
@@ -279,7 +279,7 @@ def _affinity(root: bytes, affinity: str | None) -> int:
     return 0 if affinity is None else _hash(b"affinity " + root + affinity.encode("utf-8", "surrogatepass"))
 
 
-def _positions(ends: Sequence[int], length: int, geometric: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+def rung_positions(ends: Sequence[int], length: int, geometric: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
     """Where the rungs are, and which of them are the trunk.
 
     A rung of the trunk stays one: what it is chosen by lies before it, or right behind. Then come the newest messages,

@@ -324,6 +324,9 @@ class Policy:
         if best in plan.evidence and now - fleet.told_at[best] < FRESH_S:
             return ()
         chosen = [slot for slot in plan.owners if np.isfinite(costs[slot])][: options.owners]
+        deepest = max(plan.evidence, key=lambda slot: (float(plan.held[slot]), -costs[slot]), default=None)
+        if deepest is not None and deepest not in chosen and np.isfinite(costs[deepest]):
+            chosen.append(deepest)  # what is known of its queue may be old
         for slot in cheapest.tolist():
             if len(chosen) >= wanted:
                 break
@@ -388,7 +391,7 @@ class Policy:
         fleet = self._fleet
         told = bounded(rate, 0.0, 0.0, RATE_BOUNDS[1])
         if told > 0:
-            fleet.rate[slot] = max(told, RATE_BOUNDS[0])
+            fleet.tell_rate(slot, max(told, RATE_BOUNDS[0]), now)
         fleet.calibration[slot] = bounded(calibration, 100.0, 0.0, 100.0) / 100.0
         if isinstance(generation, int) and 0 <= generation < 2**63:
             fleet.forgot(slot, generation, now)

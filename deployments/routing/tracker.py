@@ -77,6 +77,7 @@ class Tracker:
         self._tokens = 0
         self._running: dict[str, _Running] = {}
         self._queued = 0
+        self._computed_at = 0.0  # when all that is queued should be computed
         self._intents: deque[tuple[float, int, int]] = deque(maxlen=MAX_INTENTS)  # (until, leaf, tokens)
         self._adapters: OrderedDict[int, None] = OrderedDict()
         self._landed: deque[tuple[int, int]] = deque(maxlen=DIGEST_ENTRIES)
@@ -98,7 +99,7 @@ class Tracker:
             flags |= AskFlag.FULL
         if ask.adapter and self._adapter_slots and ask.adapter not in self._adapters:
             flags |= AskFlag.ADAPTER_COLD
-        queued = self._queued if queued_tokens is None else queued_tokens
+        queued = self._left(now) if queued_tokens is None else queued_tokens
         while self._intents and self._intents[0][0] < now:
             self._intents.popleft()
         return AskReply(
@@ -108,7 +109,7 @@ class Tracker:
             queued + sum(tokens for _, _, tokens in self._intents),
             len(self._running) + len(self._intents),
             int(flags),
-            _step(self.rate),
+            round(self.rate),
             round(100 * self._calibration),
         )
 
@@ -137,6 +138,7 @@ class Tracker:
         uncached = max(int(key.size / units - self._calibration * predicted), 1)
         self._running[request] = _Running(key, predicted, uncached)
         self._queued += uncached
+        self._computed_at = max(self._computed_at, now) + uncached / self.rate
         if key.adapter and self._adapter_slots:
             self._adapters[key.adapter] = None
             self._adapters.move_to_end(key.adapter)
@@ -152,9 +154,10 @@ class Tracker:
             return
         key = running.key
         if running.uncached:
-            self._queued -= running.uncached
-            running.uncached = max(prompt_tokens - cached_tokens, 1)
-            self._queued += running.uncached
+            more = max(prompt_tokens - cached_tokens, 1) - running.uncached
+            running.uncached += more
+            self._queued += more
+            self._computed_at += more / self.rate
         if not key.in_tokens and key.size >= RATE_MIN_TOKENS:
             self._units_per_token += _SMOOTH * (key.size / prompt_tokens - self._units_per_token)
         if running.predicted >= CALIBRATION_MIN_TOKENS:
@@ -175,6 +178,7 @@ class Tracker:
             return
         self._queued -= running.uncached
         running.uncached = 0
+        self._computed_at = now + self._queued / self.rate
         if running.forgotten:
             self._hold(running.key, 1.0 if running.key.in_tokens else self._units_per_token, now)
 
@@ -184,6 +188,7 @@ class Tracker:
         if running is None:
             return
         self._queued -= running.uncached
+        self._computed_at -= running.uncached / self.rate
         leaf = self._held.get(running.key.rungs[-1]) if running.key.rungs else None
         if leaf is not None and completion_tokens > 0:
             leaf.segment += completion_tokens
@@ -217,9 +222,9 @@ class Tracker:
         return {
             "v": VERSION,
             "g": self._generation,
-            "q": _step(self._queued if queued_tokens is None else queued_tokens),
+            "q": _step(self._left(now) if queued_tokens is None else queued_tokens),
             "n": _step(len(self._running)),
-            "r": _step(self.rate),
+            "r": int(float(f"{self.rate:.2g}")),
             "k": 5 * round(20 * self._calibration),
             "a": _step(self._horizon_s or 0.0),
         }
@@ -230,6 +235,12 @@ class Tracker:
         count = min(count, len(self._landed))
         newest = list(self._landed)[len(self._landed) - count :]
         return Digest(VERSION, self._generation, self._position, tuple(newest))
+
+    def _left(self, now: float) -> int:
+        """Tokens yet to compute. Of the prompt at hand a part is computed: as much as the rate and the time say."""
+        at_hand = next((running.uncached for running in self._running.values() if running.uncached), 0)
+        expected = int((self._computed_at - now) * self.rate)
+        return min(self._queued, max(expected, self._queued - at_hand))
 
     def _match(self, rungs: Sequence[int]) -> int:
         held = self._held

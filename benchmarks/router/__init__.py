@@ -1,0 +1,1 @@
+"""Routing in simulation: the production policy beside other routers' rules, on public traces and generated load."""

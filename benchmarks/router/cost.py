@@ -1,0 +1,143 @@
+"""What a decision costs the gateway: CPU time and memory of the production policy, without a network.
+
+    python -m benchmarks.router.cost
+
+Each decision makes the key of a chat prompt of 32 KB, plans, hears the replicas that it wanted to ask, ranks all, and
+charges the best. Conversations go on for 8 turns, so that there is something to find. CPU is this process's; memory is
+what Python had allocated for the policy at the end, and the process's own size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import platform
+import random
+import time
+import tracemalloc
+
+import msgspec
+import psutil
+
+from benchmarks.router.generated import Chains
+from benchmarks.router.ladder import key_of
+from benchmarks.router.report import Bar
+from benchmarks.router.workloads import Raw, workload
+from deployments.routing.ask import VERSION, AskReply
+from deployments.routing.fleet import ReplicaFacts
+from deployments.routing.key import PrefixKey, prefix_key
+from deployments.routing.policy import Policy, PolicyOptions
+from protocols.request import ChatPrompt, Message, Request, TextPart
+
+PROMPT_BYTES = 32 * 1024
+TURNS = 8
+SESSIONS = 64
+SIZES = (10, 100, 1000)
+MEMORY_KEYS = 20_000
+MAX_P99_MS, MAX_MB = 0.3, 64.0
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Milliseconds of CPU: of the key, of everything else that one decision needs, and of both."""
+
+    replicas: int
+    key_p50: float
+    key_p99: float
+    rest_p50: float
+    rest_p99: float
+    whole_p50: float
+    whole_p99: float
+
+
+def request(session: int, turn: int) -> Request:
+    """A prompt of about 32 KB in which a session's turns share all but the last."""
+    size = PROMPT_BYTES // (2 * TURNS)
+    text = [f"session {session}, message {n}: ".ljust(size, "x") for n in range(2 * turn + 1)]
+    filler = "You are a helpful assistant. ".ljust(PROMPT_BYTES - size * len(text), "s")
+    messages = [Message("system", (TextPart(filler),))]
+    messages += [Message("assistant" if n % 2 else "user", (TextPart(t),)) for n, t in enumerate(text)]
+    return Request("benchmark", "m", ChatPrompt(tuple(messages)))
+
+
+def new_policy(replicas: int) -> Policy:
+    policy = Policy(PolicyOptions(seed=1))
+    policy.update_replicas({f"replica-{n}": ReplicaFacts(256, 512, 5000.0) for n in range(replicas)}, 0.0)
+    return policy
+
+
+def decide(policy: Policy, name: str, key: PrefixKey, now: float, draw: random.Random) -> None:
+    plan = policy.plan(key, now)
+    replies = {
+        replica: AskReply(VERSION, 1, draw.randrange(len(key.rungs) + 1), draw.randrange(20_000), 8, 0, 5000)
+        for replica in plan.ask
+    }
+    best = policy.rank(plan, replies, now)[0]
+    policy.charge(name, plan, best, now)
+    policy.accepted(name, best, now)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def measure(replicas: int, decisions: int) -> Cost:
+    policy, draw = new_policy(replicas), random.Random(1)
+    requests = [[request(session, turn) for turn in range(TURNS)] for session in range(SESSIONS)]
+    key_ms, rest_ms = [], []
+    warm_up = decisions // 10
+    gc.collect()
+    for n in range(-warm_up, decisions):
+        asked = requests[n % SESSIONS][n // SESSIONS % TURNS]
+        began = time.thread_time_ns()
+        key = prefix_key(asked)
+        keyed = time.thread_time_ns()
+        decide(policy, str(n), key, n * 0.01, draw)
+        ended = time.thread_time_ns()
+        if n >= 0:
+            key_ms.append((keyed - began) / 1e6)
+            rest_ms.append((ended - keyed) / 1e6)
+        policy.complete(str(n - 100), n * 0.01)
+    whole = [key + rest for key, rest in zip(key_ms, rest_ms, strict=True)]
+    return Cost(replicas, *(percentile(ms, share) for ms in (key_ms, rest_ms, whole) for share in (0.5, 0.99)))
+
+
+def memory_mb(replicas: int, count: int) -> float:
+    """What a policy holds after `count` long prompts of which none is like another."""
+    chains = Chains()
+    raws = [Raw(float(n), 24 * 512, 1, chains.of((n, k) for k in range(24))) for n in range(count)]
+    keys = [key_of(one, 512) for one in workload("memory", 512, raws).requests]
+    draw = random.Random(1)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    policy = new_policy(replicas)
+    for n, key in enumerate(keys):
+        decide(policy, str(n), key, n * 0.01, draw)
+        policy.complete(str(n - 100), n * 0.01)
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return (after - before) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decisions", type=int, default=5000)
+    parser.add_argument("--keys", type=int, default=MEMORY_KEYS, help="prompts before memory is measured")
+    args = parser.parse_args()
+
+    print(f"{platform.machine()}, Python {platform.python_version()}; CPU ms, prompt of 32 KB\n")
+    print("| replicas | key p50 | p99 | the rest p50 | p99 | both p50 | p99 |\n|---|---|---|---|---|---|---|")
+    costs = [measure(replicas, args.decisions) for replicas in SIZES]
+    for cost in costs:
+        print(f"| {cost.replicas:,} | {' | '.join(f'{value:.3f}' for value in msgspec.structs.astuple(cost)[1:])} |")
+    rss = psutil.Process().memory_info().rss / 2**20
+    held = memory_mb(SIZES[-1], args.keys)
+    print(f"\nprocess: {rss:.0f} MB; of the policy after {args.keys:,} prompts: {held:.1f} MB\n")
+    print("| bar | value | limit | |\n|---|---|---|---|")
+    print(Bar("CPU ms per decision, p99, 1,000 replicas", costs[-1].whole_p99, MAX_P99_MS).line())
+    print(Bar("MB of a policy", held, MAX_MB).line())
+
+
+if __name__ == "__main__":
+    main()
