@@ -1,100 +1,85 @@
 """What this gateway itself has sent where: rungs -> replicas, of bounded size.
 
-A set-associative table in flat arrays: a rung lives in one of the 8 places of its bucket, and takes the place of the
-one that was not used longest. It is full, never too full, and never swept. About 4 MB, however long it runs.
+Rungs are looked up by the dozen in each decision, one by one in a dictionary: for so few that is much faster than
+arrays are. There are many small dictionaries, so that none takes long to be resized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-BUCKETS: Final = 16384
-WAYS: Final = 8
+SHARDS: Final = 64
+SHARD_RUNGS: Final = 1600
+"""In each shard; the one that was used longest ago makes room. About 25 MB when all are full."""
 HOLDERS: Final = 4
 """Replicas remembered of a rung: a hot one is everywhere, and nobody needs a list of that."""
-_NOBODY: Final = -1
+
+Claim = tuple[int, float]
+"""(slot, when)."""
 
 
 class Index:
-    """Claims with their time; whether one is still believed is for the reader to say (`believed_since`).
+    """Claims with their time; whether one is still believed is for the reader to say (`believed_since`)."""
 
-    Slots up to 32,767. Times are kept as float32 seconds since the first claim: exact to 1 s for half a year.
-    """
+    def __init__(self, shards: int = SHARDS, shard_rungs: int = SHARD_RUNGS) -> None:
+        assert shards & (shards - 1) == 0, "a power of two"
+        self._mask = shards - 1
+        self._shard_rungs = shard_rungs
+        self._shards: list[OrderedDict[int, tuple[Claim, ...]]] = [OrderedDict() for _ in range(shards)]
 
-    def __init__(self, buckets: int = BUCKETS) -> None:
-        assert buckets & (buckets - 1) == 0, "a power of two"
-        self._mask = np.uint64(buckets - 1)
-        self._rungs = np.zeros((buckets, WAYS), np.uint64)  # 0: free
-        self._used = np.full((buckets, WAYS), -np.inf, np.float32)
-        self._who = np.full((buckets, WAYS, HOLDERS), _NOBODY, np.int16)
-        self._when = np.full((buckets, WAYS, HOLDERS), -np.inf, np.float32)
-        self._epoch: float | None = None
+    def __len__(self) -> int:
+        """Rungs it knows of."""
+        return sum(map(len, self._shards))
 
     def claim(self, rungs: Sequence[int], slot: int, now: float) -> None:
         """`slot` holds `rungs` from now on, as far as anybody knows."""
-        if not rungs:
-            return
-        if self._epoch is None:
-            self._epoch = now
-        time = np.float32(now - self._epoch)
-        wanted = np.array(rungs, np.uint64)
-        buckets = (wanted & self._mask).astype(np.intp)
-        same = self._rungs[buckets] == wanted[:, None]
-        known = same.any(1)
-        ways = np.where(known, same.argmax(1), self._used[buckets].argmin(1))
-        if not known.all():
-            # Two new rungs may fall into one place: then the later has it, and the earlier is not remembered.
-            fresh = ~known
-            self._who[buckets[fresh], ways[fresh]] = _NOBODY
-            self._when[buckets[fresh], ways[fresh]] = -np.inf
-            self._rungs[buckets[fresh], ways[fresh]] = wanted[fresh]
-        self._used[buckets, ways] = time
-        own = self._who[buckets, ways] == slot
-        holders = np.where(own.any(1), own.argmax(1), self._when[buckets, ways].argmin(1))
-        self._who[buckets, ways, holders] = slot
-        self._when[buckets, ways, holders] = time
+        shards, mask, limit = self._shards, self._mask, self._shard_rungs
+        claim = (slot, now)
+        alone = (claim,)
+        for rung in rungs:
+            shard = shards[rung & mask]
+            holders = shard.get(rung)
+            if holders is None:
+                shard[rung] = alone
+                if len(shard) > limit:
+                    shard.popitem(last=False)
+                continue
+            # Newest first. Mostly the holder is the same as before.
+            if len(holders) == 1 and holders[0][0] == slot:
+                shard[rung] = alone
+            else:
+                shard[rung] = (claim, *[other for other in holders if other[0] != slot][: HOLDERS - 1])
+            shard.move_to_end(rung)
 
-    def deepest(
-        self, rungs: Sequence[int], believed_since: npt.NDArray[np.float64]
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """(slots, depths): of each slot with a claim since its `believed_since`, how many of `rungs` it holds.
+    def deepest(self, rungs: Sequence[int], above: int, believed_since: Callable[[int], float]) -> dict[int, int]:
+        """By slot with a claim since its `believed_since`: how many of `rungs` it holds, where more than `above`.
 
         A claim of a deep rung stands for all above it: engines forget the ends of prompts first.
         """
-        none = np.empty(0, np.intp)
-        if not rungs or self._epoch is None:
-            return none, none
-        wanted = np.array(rungs, np.uint64)
-        buckets = (wanted & self._mask).astype(np.intp)
-        rows, ways = np.nonzero(self._rungs[buckets] == wanted[:, None])
-        if not len(rows):
-            return none, none
-        who = self._who[buckets[rows], ways].astype(np.intp)
-        when = self._when[buckets[rows], ways]
-        known = (who >= 0) & (who < len(believed_since))
-        believed = known & (when + self._epoch >= believed_since[np.where(known, who, 0)])
-        found, holders = np.nonzero(believed)
-        slots, depths = who[found, holders], rows[found] + 1
-        order = np.lexsort((-depths, slots))
-        slots, depths = slots[order], depths[order]
-        first = np.ones(len(slots), bool)
-        first[1:] = slots[1:] != slots[:-1]
-        return slots[first], depths[first]
-
-    @property
-    def bytes(self) -> int:
-        return self._rungs.nbytes + self._used.nbytes + self._who.nbytes + self._when.nbytes
+        shards, mask = self._shards, self._mask
+        found: dict[int, int] = {}
+        since: dict[int, float] = {}
+        for depth in range(len(rungs), above, -1):
+            rung = rungs[depth - 1]
+            holders = shards[rung & mask].get(rung)
+            if holders is None:
+                continue
+            for slot, when in holders:
+                if slot in found:
+                    continue
+                if slot not in since:
+                    since[slot] = believed_since(slot)
+                if when >= since[slot]:
+                    found[slot] = depth
+        return found
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` when a rung is in a foreign bucket, or a replica twice at one rung."""
-        buckets, ways = np.nonzero(self._rungs)
-        assert ((self._rungs[buckets, ways] & self._mask) == buckets.astype(np.uint64)).all()
-        for bucket, way in zip(buckets.tolist(), ways.tolist(), strict=True):
-            who = [slot for slot in self._who[bucket, way].tolist() if slot != _NOBODY]
-            assert len(set(who)) == len(who)
-        free = self._rungs == 0
-        assert (self._who[free] == _NOBODY).all()
+        """Raises `AssertionError` when a rung is in a foreign shard, a replica twice at one rung, or a bound broken."""
+        for number, shard in enumerate(self._shards):
+            assert len(shard) <= self._shard_rungs
+            for rung, holders in shard.items():
+                assert rung & self._mask == number
+                assert 1 <= len({slot for slot, _ in holders}) == len(holders) <= HOLDERS
+                assert list(holders) == sorted(holders, key=lambda claim: -claim[1])

@@ -218,7 +218,7 @@ def test_a_measured_rate_is_kept_within_reason(measured: float, kept: int) -> No
     made = tracker()
     made.observe_rate(measured)
     assert made.rate == kept
-    assert ask(made).prefill_rate == pytest.approx(kept, rel=0.13), "in steps, so that equals are equal"
+    assert ask(made).prefill_rate == kept
 
 
 def test_the_rate_is_the_median() -> None:
@@ -242,7 +242,7 @@ def test_a_request_on_its_way_counts_until_it_comes_or_is_late() -> None:
     assert (ask(made).queued_tokens, ask(made).ongoing) == (100, 2)
     made.admit("q", key(1, 2), 0.02)
     assert (ask(made, now=0.02).queued_tokens, ask(made, now=0.02).ongoing) == (250, 2)
-    assert ask(made, now=0.02 + INTENT_S).queued_tokens == 200
+    assert ask(made, now=0.02 + INTENT_S).queued_tokens == 150, "the intent is late, and 50 tokens have been computed"
 
 
 def test_what_landed_off_its_first_owner_is_told_once() -> None:
