@@ -89,8 +89,8 @@ def progress(done: int, of: int, label: str) -> None:
 
 def plots(results: report.Results, chosen: list[Leg], out: Path) -> None:
     for leg in chosen:
-        if leg.name in ("gateways", "replicas"):
-            labels = list(leg.scenarios)
+        if leg.name in ("gateways", "replicas") and results[leg.name]:
+            labels = list(results[leg.name])
             by_rule = {rule: [results[leg.name][label][rule] for label in labels] for rule in leg.rules}
             shares = {rule: [result.share for result in row] for rule, row in by_rule.items()}
             times = {rule: [result.ttft_mean_s for result in row] for rule, row in by_rule.items()}
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs: under two minutes")
     parser.add_argument("--only", default="", help="run only the legs whose name has this in it")
     parser.add_argument("--rules", nargs="*", help="run only these rules")
+    parser.add_argument("--cached", action="store_true", help="run nothing: tables of the scenarios that are complete")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -120,15 +121,16 @@ def main() -> None:
     store = Store(args.out)
     every = {(scenario, rule): None for leg in chosen for scenario in leg.scenarios.values() for rule in leg.rules}
     todo = [run for run in every if store.get(*run) is None]
-    if todo:
+    if todo and not args.cached:
         run(todo, store, args.jobs)
     results: dict[str, dict[str, dict[str, Result]]] = {}
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}\n")
     for leg in chosen:
-        results[leg.name] = {
-            label: {rule: result for rule in leg.rules if (result := store.get(scenario, rule)) is not None}
-            for label, scenario in leg.scenarios.items()
-        }
+        results[leg.name] = {}
+        for label, scenario in leg.scenarios.items():
+            found = {rule: result for rule in leg.rules if (result := store.get(scenario, rule)) is not None}
+            if len(found) == len(leg.rules):
+                results[leg.name][label] = found
         print(f"## {leg.name}: {leg.title}\n\n{report.tables(leg, results[leg.name])}\n")
     if not args.rules:
         lines = ["| bar | value | limit | |", "|---|---|---|---|", *(bar.line() for bar in report.bars(results))]

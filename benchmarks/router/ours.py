@@ -15,7 +15,8 @@ from benchmarks.router.ladder import key_of
 from benchmarks.router.simulation import Rule, World
 from benchmarks.router.workloads import Request
 from deployments.routing.ask import VERSION, Ask, AskReply
-from deployments.routing.policy import Plan, Policy, PolicyOptions, ReplicaFacts
+from deployments.routing.fleet import ReplicaFacts
+from deployments.routing.policy import Plan, Policy, PolicyOptions
 from deployments.routing.tracker import Tracker
 
 RATED_TOKENS = 256

@@ -121,7 +121,7 @@ def _changes(changes: Mapping[str, Mapping[str, Result]]) -> list[Bar]:
         ours = by_rule[BEST]
         if label.startswith("churn"):
             out.append(Bar("churn: follow-up hit", ours.follow_up_hit, 0.9, True))
-        elif label == "all gateways restart":
+        elif label == "all gateways restart" and "as it is" in changes:
             calm = changes["as it is"][BEST]
             out.append(Bar("gateways restart: hit over that without", ours.hit / calm.hit, 0.99, True))
             out.append(Bar("gateways restart: hit in the minute after", ours.hit_after, 0.97 * calm.share, True))

@@ -239,7 +239,7 @@ class Tracker:
     def _left(self, now: float) -> int:
         """Tokens yet to compute. Of the prompt at hand a part is computed: as much as the rate and the time say."""
         at_hand = next((running.uncached for running in self._running.values() if running.uncached), 0)
-        expected = int((self._computed_at - now) * self.rate)
+        expected = round((self._computed_at - now) * self.rate)
         return min(self._queued, max(expected, self._queued - at_hand))
 
     def _match(self, rungs: Sequence[int]) -> int:
