@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from deployments.routing.ask import VERSION, Ask, AskFlag, AskReply, Digest, Intent
-from deployments.routing.key import PrefixKey
-from deployments.routing.tracker import DIGEST_ENTRIES, INTENT_S, UNITS_PER_TOKEN, Tracker
+from deployments.routing.key import UNITS_PER_TOKEN, PrefixKey
+from deployments.routing.tracker import DIGEST_ENTRIES, INTENT_S, Tracker
 
 
 def key(*rungs: int, tokens: int = 100, adapter: int = 0, version: int = VERSION) -> PrefixKey:
