@@ -110,10 +110,10 @@ def measure(replicas: int, decisions: int) -> Cost:
             rest_ms.append(rest_ns / 1e6)
         policy.complete(str(n - 100), n * 0.01)
     whole = [key + rest for key, rest in zip(key_ms, rest_ms, strict=True)]
-    batches = [slice(start, start + BATCH) for start in range(0, max(decisions - BATCH, 0) + 1, BATCH)]
-    best = min(batches, key=lambda batch: percentile(whole[batch], 0.5))
-    parts = [percentile(ms[best], share) for ms in (key_ms, rest_ms, whole) for share in (0.5, 0.99)]
-    return Cost(replicas, *parts, longest=max(whole))
+    starts = range(0, max(decisions - BATCH, 0) + 1, BATCH)
+    best = min(starts, key=lambda start: percentile(whole[start : start + BATCH], 0.5))
+    batches = [ms[best : best + BATCH] for ms in (key_ms, rest_ms, whole)]
+    return Cost(replicas, *(percentile(ms, share) for ms in batches for share in (0.5, 0.99)), max(whole))
 
 
 def memory_mb(replicas: int, count: int) -> float:

@@ -236,10 +236,11 @@ class Fleet:
 
 def bounded(value: object, default: float, low: float, high: float) -> float:
     """`value` if it is a number, within bounds; else `default`. What another process says is not to be trusted."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number: float
+    if type(value) is int or type(value) is float:
+        number = value
+    else:
         return default
-    try:
-        number = float(value)
-    except OverflowError:
+    if number != number:
         return default
-    return default if math.isnan(number) else min(max(number, low), high)
+    return float(min(max(number, low), high))

@@ -26,7 +26,7 @@ TYPICAL_REQUEST_S: Final = 5.0
 _SMOOTH: Final = 0.05
 
 
-class _Lease(msgspec.Struct, eq=False):
+class _Lease(msgspec.Struct, eq=False, gc=False):
     slot: int
     seconds: float
     at: float  # when it was charged

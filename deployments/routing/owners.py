@@ -179,6 +179,7 @@ class Owners:
     def __init__(self) -> None:
         self._slots: Slots = np.empty(0, np.intp)
         self._weights: U64 = np.empty(0, np.uint64)
+        self._all: Slots = np.empty(0, np.intp)  # indices into the two
         self._memo: OrderedDict[Place, tuple[int, ...]] = OrderedDict()
         self._sets: OrderedDict[tuple[tuple[int, int], ...], Slots] = OrderedDict()
 
@@ -186,6 +187,7 @@ class Owners:
         """`weights`: slot -> `weight_of` the replica in it. The order of slots does not matter."""
         self._slots = np.fromiter(weights.keys(), np.intp, len(weights))
         self._weights = np.fromiter(weights.values(), np.uint64, len(weights))
+        self._all = np.arange(len(weights))
         self._memo.clear()
         self._sets.clear()
 
@@ -212,7 +214,7 @@ class Owners:
     def _set(self, hot: tuple[tuple[int, int], ...]) -> Slots:
         """Indices into `_slots` of the replicas that `hot` narrows the choice to."""
         if not hot:
-            return np.arange(len(self._slots))
+            return self._all
         members = self._sets.get(hot)
         if members is None:
             outer = self._set(hot[:-1])
@@ -227,7 +229,8 @@ class Owners:
 
     def _best(self, members: Slots, rung: int, count: int) -> Slots:
         """Positions in `members` of the `count` best by the hash with `rung`, best first."""
-        scores = splitmix64(self._weights[members] ^ np.uint64(rung))
+        weights = self._weights if members is self._all else self._weights[members]
+        scores = splitmix64(weights ^ np.uint64(rung))
         if count < len(scores):
             top: Slots = np.argpartition(scores, len(scores) - count)[len(scores) - count :]
         else:

@@ -244,23 +244,18 @@ class Policy:
         elif heard:
             # Who speaks another version cannot be asked, and is no worse for it.
             first = [*costs, *self._cheapest_strangers(plan)]
-        of = costs.get
-        cost_of, jitter, owners = plan.costs.item, plan.jitter.item, plan.owners
-        keys = {}
-        for slot in first:
-            cost = of(slot)
-            if cost is None:
-                cost = cost_of(slot)
-            if cost < math.inf:
-                keys[slot] = (round(cost, 9), rank_in(owners, slot), jitter(slot))
+        known = {slot: costs[slot] if slot in costs else plan.costs.item(slot) for slot in first}
+        keys = {
+            slot: (round(cost, 9), rank_in(plan.owners, slot), plan.jitter.item(slot))
+            for slot, cost in known.items()
+            if cost < math.inf
+        }
         order = sorted(keys, key=keys.__getitem__)
         if keys or not costs:
             order += [slot for slot in plan.head if slot not in keys and slot not in costs]
-        else:
-            # Whoever was asked is one of all.
-            seen = {slot: cost_of(slot) + jitter(slot) for slot in plan.head}
-            seen |= {slot: cost + jitter(slot) for slot, cost in costs.items()}
-            order = sorted(seen, key=seen.__getitem__)
+        else:  # nobody is preferred: who was asked is one of all
+            seen = {slot: plan.costs.item(slot) for slot in plan.head} | costs
+            order = sorted(seen, key=lambda slot: seen[slot] + plan.jitter.item(slot))
         last = [slot for slot, cost in costs.items() if cost == math.inf]
         if last:
             order = [slot for slot in order if slot not in last]

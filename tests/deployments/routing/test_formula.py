@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.routing.ask import VERSION, AskFlag, AskReply
 from deployments.routing.fleet import FULL_S, SILENT_ASKS, SILENT_S, ReplicaFacts
+from deployments.routing.index import HOLDERS
 from deployments.routing.key import PrefixKey
 from deployments.routing.policy import EVIDENCE_AGE, SLOW_START_FADES_S, SLOW_START_S, Plan, Policy, PolicyOptions
 
@@ -25,10 +26,16 @@ def held_tokens(made: Policy, plan: Plan, slot: int, units: float) -> float:
     since = max(fleet.reset_at[slot], plan.made_at - EVIDENCE_AGE * fleet.horizon[slot])
     hot = plan.place.depth if plan.place else 0
     depth = hot
+    index = made._index
     for position, rung in enumerate(key.rungs, 1):
-        for shard in made._index._shards:
-            if any(holder == slot and when >= since for holder, when in shard.get(rung, ())):
-                depth = max(depth, position)
+        claims = [
+            index._when[HOLDERS * row + n]
+            for row in range(len(index))
+            for n in range(HOLDERS)
+            if index._rungs[row] == rung and index._who[HOLDERS * row + n] == slot
+        ]
+        if any(when >= since for when in claims):
+            depth = max(depth, position)
     return key.ends[depth - 1] / units if depth else 0.0
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.routing.index import HOLDERS, SHARD_RUNGS, SHARDS, Index
+from deployments.routing.index import HOLDERS, LOOKED_AT, ROWS, Index
 
 RUNGS = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=24, unique=True)
 
@@ -42,7 +42,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Index()
+        self.index = Index(16)
         self.claims: dict[int, dict[int, float]] = {}
         self.now = 0.0
 
@@ -101,24 +101,27 @@ def test_the_longest_ago_makes_room_for_a_new_holder() -> None:
     assert set(deepest(index, [1])) == set(range(1, HOLDERS + 1))
 
 
-def test_the_rung_used_longest_ago_makes_room() -> None:
-    index = Index(shards=1, shard_rungs=3)
-    index.claim([1, 2, 3], 0, 1.0)
+def test_the_rung_used_longest_ago_makes_room_and_leaves_no_holders() -> None:
+    index = Index(rows=LOOKED_AT)
+    index.claim(list(range(1, LOOKED_AT + 1)), 0, 1.0)
     index.claim([1], 0, 2.0)
-    index.claim([4], 0, 3.0)
-    assert [rung for rung in (1, 2, 3, 4) if deepest(index, [rung])] == [1, 3, 4]
+    index.claim([100], 3, 3.0)
+    assert [rung for rung in (1, 2, 3, 100) if deepest(index, [rung])] == [1, 3, 100]
+    assert deepest(index, [100]) == {3: 1}
     index.check_integrity()
 
 
 def test_it_is_bounded_however_much_it_is_told() -> None:
-    index = Index(shards=4, shard_rungs=50)
+    index = Index(rows=200)
     draw = random.Random(1)
     for i in range(200):
-        index.claim([draw.getrandbits(64) for _ in range(24)], i % 30, float(i))
+        latest = [draw.getrandbits(64) for _ in range(24)]
+        index.claim(latest, i % 30, float(i))
         assert len(index) <= 200
+        assert deepest(index, latest) == {i % 30: 24}
     assert len(index) == 200
     index.check_integrity()
-    assert SHARDS * SHARD_RUNGS >= 100_000
+    assert ROWS >= 100_000
 
 
 def test_without_rungs_there_is_nothing_to_claim_or_find() -> None:
