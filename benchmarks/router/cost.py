@@ -113,7 +113,8 @@ def measure(replicas: int, decisions: int) -> Cost:
     starts = range(0, max(decisions - BATCH, 0) + 1, BATCH)
     best = min(starts, key=lambda start: percentile(whole[start : start + BATCH], 0.5))
     batches = [ms[best : best + BATCH] for ms in (key_ms, rest_ms, whole)]
-    return Cost(replicas, *(percentile(ms, share) for ms in batches for share in (0.5, 0.99)), max(whole))
+    parts = [percentile(ms, share) for ms in batches for share in (0.5, 0.99)]
+    return Cost(replicas, *[*parts, max(whole)])
 
 
 def memory_mb(replicas: int, count: int) -> float:
