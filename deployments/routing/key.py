@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import unpack
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -306,10 +307,10 @@ def rung_positions(ends: Sequence[int], length: int, geometric: Sequence[int]) -
 def _rungs(root: bytes, data: bytes, positions: Sequence[int]) -> tuple[int, ...]:
     state = blake2b(root, digest_size=8)
     view = memoryview(data)
-    rungs = []
+    digests = []
     start = 0
     for end in positions:
         state.update(view[start:end])
-        rungs.append(int.from_bytes(state.copy().digest(), "little"))
+        digests.append(state.digest())
         start = end
-    return tuple(rungs)
+    return unpack(f"<{len(digests)}Q", b"".join(digests))

@@ -8,6 +8,7 @@ The clock drains by itself, so it is right on average even where nobody ever rep
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -25,7 +26,7 @@ TYPICAL_REQUEST_S: Final = 5.0
 _SMOOTH: Final = 0.05
 
 
-class _Lease(msgspec.Struct):
+class _Lease(msgspec.Struct, eq=False, gc=False):
     slot: int
     seconds: float
     at: float  # when it was charged
@@ -48,8 +49,11 @@ class Load:
         self._busy_until: Floats = np.zeros(slots)
         self._counts = np.zeros(slots)
         self._leases: list[dict[str, _Lease]] = [{} for _ in range(slots)]
-        self._slot_of: dict[str, int] = {}
-        self._next_expiry = float("inf")
+        # Of those the ones whose work may still be ahead, in the order of their work: few, however many are running.
+        self._ahead: list[list[_Lease]] = [[] for _ in range(slots)]
+        # All leases, in the order in which they expire.
+        self._chosen: OrderedDict[str, _Lease] = OrderedDict()
+        self._accepted: OrderedDict[str, _Lease] = OrderedDict()
         self._request_s = TYPICAL_REQUEST_S
 
     @property
@@ -64,26 +68,29 @@ class Load:
                 self._busy_until = np.concatenate((self._busy_until, np.zeros(more)))
                 self._counts = np.concatenate((self._counts, np.zeros(more)))
                 self._leases.extend({} for _ in range(more))
+                self._ahead.extend([] for _ in range(more))
 
     def reserve(self, request: str, slot: int, seconds: float, now: float) -> None:
         with self._lock:
             self._drop(request, now)
-            self._hold(request, slot, max(seconds, 0.0), now, now + RESERVATION_S)
+            self._hold(request, slot, max(seconds, 0.0), now)
 
     def accept(self, request: str, slot: int, now: float) -> None:
         """It was taken by the replica in `slot`, chosen or not."""
         with self._lock:
-            lease = self._find(request)
+            lease = self._chosen.get(request) or self._accepted.get(request)
             if lease is None:
                 return
             if lease.slot != slot:
                 at = lease.at
                 self._drop(request, now)
-                lease = self._hold(request, slot, lease.seconds, now, now)
+                lease = self._hold(request, slot, lease.seconds, now)
                 lease.at = at
+            self._chosen.pop(request, None)
             lease.accepted = True
             lease.expires_at = now + LEASE_S
-            self._next_expiry = min(self._next_expiry, lease.expires_at)
+            self._accepted[request] = lease
+            self._accepted.move_to_end(request)
 
     def release(self, request: str, now: float) -> None:
         """It is over. What it had not used of its time is given back to those behind it."""
@@ -96,89 +103,103 @@ class Load:
         """The replica itself says it had this much to do at `measured_at`; what was sent later comes on top."""
         with self._lock:
             busy_until = measured_at + max(seconds, 0.0)
-            for lease in self._leases[slot].values():
-                if lease.at > measured_at:
-                    busy_until += lease.seconds
-                    lease.ends = busy_until
-                else:
-                    lease.ends = min(lease.ends, busy_until)
+            ahead = self._ahead[slot]
+            if ahead:
+                for lease in ahead:
+                    if lease.at > measured_at:
+                        busy_until += lease.seconds
+                        lease.ends = busy_until
+                    elif lease.ends > busy_until:
+                        lease.ends = busy_until
+                self._ahead[slot] = [lease for lease in ahead if lease.ends > measured_at]
             self._busy_until[slot] = busy_until
 
     def waits(self, now: float) -> Floats:
         """Seconds until each replica has done what it has, by slot. A copy."""
         with self._lock:
             self._expire(now)
-            waits: Floats = np.maximum(self._busy_until - now, 0.0)
-            return waits
+            waits: Floats = self._busy_until - now
+        np.maximum(waits, 0.0, out=waits)
+        return waits
+
+    def wait(self, slot: int, now: float) -> float:
+        """Of one slot; call `waits` first: that is where leases expire."""
+        return max(self._busy_until.item(slot) - now, 0.0)
 
     def counts(self) -> Floats:
         """Requests of this gateway at each replica, by slot. A copy."""
         with self._lock:
             return self._counts.copy()
 
+    def count(self, slot: int) -> float:
+        return self._counts.item(slot)
+
     def forget(self, slots: Iterable[int]) -> None:
         """The replicas in these slots are gone, with all they had to do."""
         with self._lock:
             for slot in slots:
                 for request in self._leases[slot]:
-                    del self._slot_of[request]
+                    self._chosen.pop(request, None)
+                    self._accepted.pop(request, None)
                 self._leases[slot] = {}
+                self._ahead[slot] = []
                 self._busy_until[slot] = self._counts[slot] = 0.0
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` when the leases, their index and the clocks disagree."""
+        """Raises `AssertionError` when the leases, their order and the clocks disagree."""
         with self._lock:
-            leases = {request: slot for slot, held in enumerate(self._leases) for request in held}
-            assert leases == self._slot_of, (leases, self._slot_of)
+            leases = {request: lease for held in self._leases for request, lease in held.items()}
+            assert not self._chosen.keys() & self._accepted.keys()
+            assert leases == {**self._chosen, **self._accepted}, (leases, self._chosen, self._accepted)
+            assert all(lease.accepted for lease in self._accepted.values())
+            assert not any(lease.accepted for lease in self._chosen.values())
             for slot, held in enumerate(self._leases):
                 assert len(held) == self._counts[slot]
-                for lease in held.values():
-                    assert lease.slot == slot
+                assert all(lease.slot == slot for lease in held.values())
+                ahead = self._ahead[slot]
+                assert len(set(map(id, ahead))) == len(ahead)
+                assert set(map(id, ahead)) <= set(map(id, held.values()))
+                for lease in ahead:
                     assert lease.ends <= self._busy_until[slot] + 1e-6, (lease, self._busy_until[slot])
-                    assert self._next_expiry <= lease.expires_at
 
-    def _find(self, request: str) -> _Lease | None:
-        slot = self._slot_of.get(request)
-        return None if slot is None else self._leases[slot][request]
-
-    def _hold(self, request: str, slot: int, seconds: float, now: float, expires_at: float) -> _Lease:
-        ends = max(float(self._busy_until[slot]), now) + seconds
-        lease = self._leases[slot][request] = _Lease(slot, seconds, now, ends, expires_at)
-        self._slot_of[request] = slot
+    def _hold(self, request: str, slot: int, seconds: float, now: float) -> _Lease:
+        ends = max(self._busy_until.item(slot), now) + seconds
+        lease = self._leases[slot][request] = self._chosen[request] = _Lease(
+            slot, seconds, now, ends, now + RESERVATION_S
+        )
+        self._ahead[slot].append(lease)
         self._counts[slot] += 1
         self._busy_until[slot] = ends
-        self._next_expiry = min(self._next_expiry, expires_at)
         return lease
 
     def _drop(self, request: str, now: float) -> _Lease | None:
-        slot = self._slot_of.pop(request, None)
-        if slot is None:
+        lease = self._chosen.pop(request, None) or self._accepted.pop(request, None)
+        if lease is None:
             return None
-        held = self._leases[slot]
-        lease = held[request]
+        slot = lease.slot
+        del self._leases[slot][request]
+        self._counts[slot] -= 1
+        ahead = self._ahead[slot]
         unused = min(max(lease.ends - now, 0.0), lease.seconds)
         if unused:
-            self._busy_until[slot] -= unused
-            latest = float(self._busy_until[slot])
-            behind = False  # leases stand in the order of their work
-            for name, other in held.items():
+            latest = self._busy_until.item(slot) - unused
+            self._busy_until[slot] = latest
+            behind = False
+            for other in ahead:
                 if behind:
                     other.ends -= unused
                 other.ends = min(other.ends, latest)
-                behind = behind or name == request
-        del held[request]
-        self._counts[slot] -= 1
+                behind = behind or other is lease
+        self._ahead[slot] = [other for other in ahead if other.ends > now and other is not lease]
         return lease
 
     def _expire(self, now: float) -> None:
-        if now <= self._next_expiry:
-            return
-        gone = [request for held in self._leases for request, lease in held.items() if lease.expires_at < now]
-        for request in gone:
-            self._drop(request, now)
-        self._next_expiry = min(
-            (lease.expires_at for held in self._leases for lease in held.values()), default=float("inf")
-        )
+        for leases in (self._chosen, self._accepted):
+            while leases:
+                request = next(iter(leases))
+                if leases[request].expires_at >= now:
+                    break
+                self._drop(request, now)
 
 
 class _TokenLease(msgspec.Struct):

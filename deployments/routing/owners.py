@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -30,7 +31,7 @@ ALPHA: Final = 2.0
 RANKED: Final = 8
 """Owners that anybody asks for; of a fleet of a thousand the order of the others is of no use."""
 MEMO: Final = 4096
-_GROW: Final = 1.25
+_STEPS: Final = tuple(1.25**n for n in range(64))
 _FIXES: Final = 8
 _RESCALE: Final = 2.0**64
 
@@ -169,8 +170,7 @@ def place(key: PrefixKey, sketch: ShareSketch, replicas: int) -> Place | None:
 def spread(share: float, replicas: int) -> int:
     """Replicas for a prefix of this share, rounded up to a coarse step: shares waver, and sets should not."""
     needed = math.ceil(ALPHA * replicas * share) + 1
-    step = math.ceil(math.log(max(needed, 1)) / math.log(_GROW) - 1e-9)
-    return min(math.ceil(_GROW**step - 1e-9), replicas)
+    return min(math.ceil(_STEPS[bisect_left(_STEPS, needed)]), replicas)
 
 
 class Owners:
@@ -179,18 +179,20 @@ class Owners:
     def __init__(self) -> None:
         self._slots: Slots = np.empty(0, np.intp)
         self._weights: U64 = np.empty(0, np.uint64)
-        self._memo: OrderedDict[Place, Slots] = OrderedDict()
+        self._all: Slots = np.empty(0, np.intp)  # indices into the two
+        self._memo: OrderedDict[Place, tuple[int, ...]] = OrderedDict()
         self._sets: OrderedDict[tuple[tuple[int, int], ...], Slots] = OrderedDict()
 
     def set_members(self, weights: dict[int, int]) -> None:
         """`weights`: slot -> `weight_of` the replica in it. The order of slots does not matter."""
         self._slots = np.fromiter(weights.keys(), np.intp, len(weights))
         self._weights = np.fromiter(weights.values(), np.uint64, len(weights))
+        self._all = np.arange(len(weights))
         self._memo.clear()
         self._sets.clear()
 
-    def rank(self, place: Place) -> Slots:
-        """The first `RANKED` owners, best first. Not to be written to."""
+    def rank(self, place: Place) -> tuple[int, ...]:
+        """The slots of the first `RANKED` owners, best first."""
         found = self._memo.get(place)
         if found is not None:
             self._memo.move_to_end(place)
@@ -204,15 +206,15 @@ class Owners:
             outside = np.flatnonzero(~inside)
             more = outside[self._best(outside, place.anchor, RANKED - len(ranked))]
             ranked = np.concatenate((ranked, self._slots[more]))
-        self._memo[place] = ranked
+        found = self._memo[place] = tuple(ranked.tolist())
         if len(self._memo) > MEMO:
             self._memo.popitem(last=False)
-        return ranked
+        return found
 
     def _set(self, hot: tuple[tuple[int, int], ...]) -> Slots:
         """Indices into `_slots` of the replicas that `hot` narrows the choice to."""
         if not hot:
-            return np.arange(len(self._slots))
+            return self._all
         members = self._sets.get(hot)
         if members is None:
             outer = self._set(hot[:-1])
@@ -227,7 +229,8 @@ class Owners:
 
     def _best(self, members: Slots, rung: int, count: int) -> Slots:
         """Positions in `members` of the `count` best by the hash with `rung`, best first."""
-        scores = splitmix64(self._weights[members] ^ np.uint64(rung))
+        weights = self._weights if members is self._all else self._weights[members]
+        scores = splitmix64(weights ^ np.uint64(rung))
         if count < len(scores):
             top: Slots = np.argpartition(scores, len(scores) - count)[len(scores) - count :]
         else:
@@ -240,8 +243,8 @@ class Owners:
         assert len(self._memo) <= MEMO
         assert len(members) == len(self._slots)
         for ranked in self._memo.values():
-            assert len(set(ranked.tolist())) == len(ranked) == min(RANKED, len(members))
-            assert members.issuperset(ranked.tolist())
+            assert len(set(ranked)) == len(ranked) == min(RANKED, len(members))
+            assert members.issuperset(ranked)
 
 
 def rank_in(ranked: Sequence[int], slot: int) -> int:

@@ -24,10 +24,15 @@ Without asks (switched off, or more than half lost in 10 s) guesses about other 
 are the two owners, thought to hold .6 and .3 of what lies below the hot prefix, and those this gateway has sent the
 prefix to; a request leaves them only if that saves more than its whole prompt costs to compute. Without keys only W
 and D are left. What replicas say is clamped, and what is no number is ignored.
+
+All replicas are weighed once per decision, in arrays; what is known of a few only (who holds more, who has answered)
+is computed for those alone, in plain numbers, which is much faster than small arrays are.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -39,7 +44,7 @@ from deployments.routing.fleet import RATE_BOUNDS, Fleet, Floats, ReplicaFacts, 
 from deployments.routing.index import Index
 from deployments.routing.key import UNITS_PER_TOKEN, PrefixKey
 from deployments.routing.load import Load
-from deployments.routing.owners import Owners, Place, ShareSketch, Slots, place, rank_in, weight_of
+from deployments.routing.owners import Owners, Place, ShareSketch, place, rank_in, weight_of
 
 EVIDENCE_AGE: Final = 0.9
 """Of the age at which a replica forgets: what was sent there earlier may be gone."""
@@ -48,13 +53,8 @@ SLOW_START_FADES_S: Final = 30.0
 FRESH_S: Final = 0.05
 CHEAP_S: Final = 0.005
 """A prompt that is computed in this time everywhere is not worth a question."""
-SILENT_ASKS: Final = 3
-SILENT_S: Final = 1.0
-"""What a replica that does not answer may have in its queue unseen."""
 STATS_DELAY_S: Final = 0.5
 """About how old `Tracker.stats` are when they arrive."""
-FULL_S: Final = 1.0
-"""How long a replica that was full is thought to be."""
 DRAINING_S: Final = 30.0
 LOSS_WINDOW_S: Final = 5.0
 LOSS_LIMIT: Final = 0.5
@@ -64,8 +64,18 @@ REUSE_HIGH: Final = 0.6
 _SMOOTH: Final = 0.02
 _REUSE_KEEP: Final = 0.995
 _MAX_TOKENS: Final = 1e9
+_MAX_ONGOING: Final = 1e6
+# Numbers: an operation on a flag takes longer than the rest of what is done with an answer.
+_FULL: Final = AskFlag.FULL.value
+_DRAINING: Final = AskFlag.DRAINING.value
+_ADAPTER_COLD: Final = AskFlag.ADAPTER_COLD.value
 _JITTER_S: Final = 1e-9
 """Below it costs are equal, and the order is random."""
+_JITTERS: Final = 4096
+_HEAD: Final = 16
+"""As many replicas are put in order for each request."""
+_REST_S: Final = 1.0
+"""How old the order of the others may be."""
 
 
 class PolicyOptions(msgspec.Struct, frozen=True):
@@ -83,7 +93,8 @@ class Plan:
     """One request's decision in the making. `ask`: ids of the replicas to ask, possibly none."""
 
     __slots__ = (
-        "ask", "costs", "evidence", "held", "key", "made_at", "order", "owners", "place", "prompt_tokens", "safe"
+        "ask", "costs", "evidence", "head", "held", "hot", "jitter", "key", "made_at", "owners", "place",
+        "prompt_tokens", "safe", "version"
     )  # fmt: skip
 
     def __init__(self, key: PrefixKey, prompt_tokens: float, made_at: float) -> None:
@@ -95,9 +106,12 @@ class Plan:
         self.place: Place | None = None
         self.owners: list[int] = []  # slots, best first
         self.evidence: list[int] = []  # slots this gateway has sent more than the hot prefix to
-        self.held: Floats = np.zeros(0)  # tokens by slot
-        self.costs: Floats = np.zeros(0)  # seconds by slot, before anybody was asked
-        self.order: Floats = np.zeros(0)  # what breaks ties, by slot
+        self.hot = 0.0  # tokens that are common enough to be held everywhere
+        self.held: dict[int, float] = {}  # tokens by slot, where it is another number
+        self.version = -1  # of the fleet, for these:
+        self.costs: Floats = np.zeros(0)  # seconds by slot, before anybody was asked; nan without a replica
+        self.jitter: Floats = np.zeros(0)  # what breaks ties, by slot
+        self.head: list[int] = []  # the cheapest slots, best first
 
 
 class Policy:
@@ -109,16 +123,20 @@ class Policy:
 
     def __init__(self, options: PolicyOptions | None = None) -> None:
         self._options = options or PolicyOptions()
-        self._random = np.random.default_rng(self._options.seed)
+        self._random = random.Random(self._options.seed)
+        self._jitters: Floats = np.zeros(0)
         self._fleet = Fleet()
-        self._load = Load()
+        self._load = Load(slots=0)
         self._owners = Owners()
         self._sketch = ShareSketch()
         self._index = Index()
         self._stats: dict[str, object] = {}
-        self._strangers = False
+        self._strangers = np.zeros(0, np.intp)  # slots with a replica of another version
         self._units_per_token = UNITS_PER_TOKEN
         self._prompt_sum = self._cached_sum = 0.0
+        self._rest: list[str] = []  # all replicas, in the order of some decision lately
+        self._rest_places: dict[int, int] = {}  # slot -> where it is there
+        self._rest_of = (-1, -math.inf)  # the fleet's version then, and when that was
         self._window_began = 0.0
         self._asks = [0, 0]  # sent and lost, in this window
         self._asks_before = [0, 0]
@@ -135,7 +153,9 @@ class Policy:
         if gone or come:
             members = {slot: weight_of(id_) for id_, slot in self._fleet.slot_of.items() if self._fleet.keyed[slot]}
             self._owners.set_members(members)
-            self._strangers = len(members) < len(self._fleet.slot_of)
+            self._strangers = np.array([slot for slot in self._fleet.slot_of.values() if slot not in members], np.intp)
+            draw = np.random.default_rng(self._random.getrandbits(64))
+            self._jitters = _JITTER_S * draw.random(_JITTERS + len(self._fleet))
 
     def observe_stats(self, replica: str, plain: object, now: float) -> None:
         """What `Tracker.stats` said; anything else than that is clamped or ignored."""
@@ -145,16 +165,20 @@ class Policy:
         if self._stats.get(replica) == plain:
             return  # Serve repeats all replicas' stats when one of them changes
         self._stats[replica] = dict(plain)
-        self._learn(slot, plain.get("r"), plain.get("k"), plain.get("g"), now)
         fleet = self._fleet
+        rate = bounded(plain.get("r"), 0.0, 0.0, RATE_BOUNDS[1])
+        if rate > 0:
+            fleet.tell_rate(slot, max(rate, RATE_BOUNDS[0]), now)
+        if fleet.keyed[slot]:
+            fleet.calibration[slot] = bounded(plain.get("k"), 100.0, 0.0, 100.0) / 100.0
+        self._learn_generation(slot, plain.get("g"), now)
         age = bounded(plain.get("a"), 0.0, 0.0, 1e9)
-        fleet.horizon[slot] = age if age > 0 else np.inf
+        fleet.horizon[slot] = age if age > 0 else math.inf
         measured_at = now - STATS_DELAY_S
         if fleet.told_at[slot] < measured_at:
             queued = bounded(plain.get("q"), 0.0, 0.0, _MAX_TOKENS)
             self._load.observe(slot, queued / float(fleet.rate[slot]), measured_at)
-            fleet.ongoing[slot] = bounded(plain.get("n"), 0.0, 0.0, 1e6)
-            fleet.told_at[slot] = measured_at
+            fleet.tell_load(slot, bounded(plain.get("n"), 0.0, 0.0, _MAX_ONGOING), measured_at)
 
     def observe_digest(self, replica: str, digest: Digest, now: float) -> None:
         """What other gateways have sent to `replica` though it is not the first owner."""
@@ -178,7 +202,7 @@ class Policy:
         """It has died: not a candidate until it is listed anew."""
         slot = self._fleet.slot_of.get(replica)
         if slot is not None:
-            self._fleet.alive[slot] = False
+            self._fleet.lost(slot)
 
     # --- one request ----------------------------------------------------------
 
@@ -187,70 +211,68 @@ class Policy:
         fleet, options = self._fleet, self._options
         units = 1.0 if key.in_tokens else self._units_per_token
         plan = Plan(key, max(key.size / units, 1.0), now)
-        plan.held = np.zeros(len(fleet))
-        plan.order = self._random.random(len(fleet))
-        keyed = int(np.count_nonzero(fleet.keyed & fleet.alive))
         if key.rungs:
             self._find_holders(plan, units, now)
         plan.safe = not options.asks or self._asks_fail(now)
         if plan.safe:
             self._guess_owners(plan, units)
-        plan.costs = self._costs(plan, now)
-        if not plan.safe and keyed > 1 and plan.prompt_tokens / float(fleet.rate[fleet.keyed].min()) >= CHEAP_S:
+        self._weigh(plan, now)
+        if not plan.safe and fleet.askable > 1 and plan.prompt_tokens / fleet.slowest >= CHEAP_S:
             plan.ask = self._whom_to_ask(plan, now)
         return plan
 
     def rank(
         self, plan: Plan, replies: Mapping[str, AskReply], now: float, asked: Collection[str] | None = None
     ) -> list[str]:
-        """All replicas, best first. `asked`: those of `plan.ask` that could be reached; None: all of them."""
+        """All replicas, best first. `asked`: those of `plan.ask` that could be reached; None: all of them.
+
+        Of a large fleet the best are in the order of their costs; the others follow as they were a second ago.
+        """
         fleet = self._fleet
-        if len(plan.held) < len(fleet):  # replicas came meanwhile
-            more = len(fleet) - len(plan.held)
-            plan.held = np.concatenate((plan.held, np.zeros(more)))
-            plan.order = np.concatenate((plan.order, self._random.random(more)))
-            plan.costs = self._costs(plan, now)
-        slots = {id_: slot for id_ in plan.ask if (slot := fleet.slot_of.get(id_)) is not None}
-        if asked is not None:
-            slots = {id_: slot for id_, slot in slots.items() if id_ in asked}
+        if plan.version != fleet.version:
+            self._renew(plan, now)
+        slot_of = fleet.slot_of
+        slots = {id_: slot_of[id_] for id_ in plan.ask if id_ in slot_of and (asked is None or id_ in asked)}
         heard = self._hear_all(plan, slots, replies, now)
-        costs = np.where(fleet.alive, plan.costs, np.inf)
-        if slots:
-            sent = list(slots.values())
-            costs[sent] = self._costs(plan, now, np.array(sent))
-            for id_, reply in heard.items():
-                if reply.flags & AskFlag.ADAPTER_COLD:
-                    costs[slots[id_]] += self._options.adapter_load_s
+        costs = {slot: self._cost(plan, slot, now) for slot in slots.values()}
+        for id_, reply in heard.items():
+            if reply.flags & _ADAPTER_COLD:
+                costs[slots[id_]] += self._options.adapter_load_s
         first: list[int] = []
         if plan.safe:
-            near = [slot for slot in dict.fromkeys(plan.owners[:2] + plan.evidence) if np.isfinite(costs[slot])]
-            whole = plan.prompt_tokens / fleet.rate
-            if near and float((costs[near] - whole[near]).min()) <= float(costs.min()):
-                first = near
+            first = self._near(plan)
         elif heard:
             # Who speaks another version cannot be asked, and is no worse for it.
-            also = np.flatnonzero(fleet.alive & ~fleet.keyed).tolist() if self._strangers else []
-            first = [slot for slot in (*slots.values(), *also) if np.isfinite(costs[slot])]
-        first.sort(key=lambda slot: (round(float(costs[slot]), 9), rank_in(plan.owners, slot), plan.order[slot]))
-        costs += _JITTER_S * plan.order
-        costs[first] = np.arange(len(first)) - 1e9
-        costs[fleet.free] = np.nan  # sorted last
-        order: list[str] = fleet.ids[np.argsort(costs)[: len(fleet.slot_of)]].tolist()
-        return order
+            first = [*costs, *self._cheapest_strangers(plan)]
+        known = {slot: costs[slot] if slot in costs else plan.costs.item(slot) for slot in first}
+        keys = {
+            slot: (round(cost, 9), rank_in(plan.owners, slot), plan.jitter.item(slot))
+            for slot, cost in known.items()
+            if cost < math.inf
+        }
+        order = sorted(keys, key=keys.__getitem__)
+        if keys or not costs:
+            order += [slot for slot in plan.head if slot not in keys and slot not in costs]
+        else:  # nobody is preferred: who was asked is one of all
+            seen = {slot: plan.costs.item(slot) for slot in plan.head} | costs
+            order = sorted(seen, key=lambda slot: seen[slot] + plan.jitter.item(slot))
+        last = [slot for slot, cost in costs.items() if cost == math.inf]
+        if last:
+            order = [slot for slot in order if slot not in last]
+        return self._with_the_rest(plan, order, last, now)
 
     def charge(self, request: str, plan: Plan, replica: str, now: float) -> Intent | None:
         """`request` goes to `replica`: it counts at once. Returns what to tell the replica."""
         slot = self._fleet.slot_of.get(replica)
         if slot is None:
             return None
-        held = float(plan.held[slot]) if slot < len(plan.held) else 0.0
-        uncached = max(plan.prompt_tokens - float(self._fleet.calibration[slot]) * held, 1.0)
-        self._load.reserve(request, slot, uncached / float(self._fleet.rate[slot]), now)
+        uncached = self._uncached(plan, slot)
+        self._load.reserve(request, slot, uncached / self._fleet.rate.item(slot), now)
         key = plan.key
         if not self._fleet.keyed[slot] or not key.rungs:
             return None
-        self._index.claim(key.rungs, slot, now)
-        anchor = 0 if plan.place is None else plan.place.anchor
+        anchor, depth = (0, 0) if plan.place is None else (plan.place.anchor, plan.place.depth)
+        self._index.claim(key.rungs[depth:] or key.rungs[-1:], slot, now)  # what is hot needs no evidence
         off_primary = bool(plan.owners) and plan.owners[0] != slot
         return Intent(VERSION, key.rungs[-1], anchor, int(uncached), off_primary)
 
@@ -288,72 +310,156 @@ class Policy:
         if key.affinity:
             counted.append(key.affinity)
         self._sketch.count(counted, now)
-        plan.place = place(key, self._sketch, int(np.count_nonzero(fleet.keyed)))
-        hot = 0
+        plan.place = place(key, self._sketch, fleet.speaking)
+        depth = 0
         if plan.place is not None:
-            plan.owners = [slot for slot in self._owners.rank(plan.place).tolist() if fleet.alive[slot]]
-            hot = plan.place.depth
-            if hot:  # common enough to be everywhere; whoever is asked says whether it is there
-                plan.held[fleet.keyed] = key.ends[hot - 1] / units
-        believed_since = np.maximum(fleet.reset_at, now - EVIDENCE_AGE * fleet.horizon)
-        slots, depths = self._index.deepest(key.rungs, believed_since)
-        deeper = depths > hot
-        slots, depths = slots[deeper], depths[deeper]
-        plan.held[slots] = np.array(key.ends)[depths - 1] / units
-        plan.evidence = slots.tolist()
+            plan.owners = [slot for slot in self._owners.rank(plan.place) if fleet.alive[slot]]
+            depth = plan.place.depth
+            if depth:  # common enough to be everywhere; whoever is asked says whether it is there
+                plan.hot = key.ends[depth - 1] / units
+
+        def believed_since(slot: int) -> float:
+            return max(fleet.reset_at.item(slot), now - EVIDENCE_AGE * fleet.horizon.item(slot))
+
+        found = self._index.deepest(key.rungs, depth, believed_since)
+        plan.held = {slot: key.ends[deepest - 1] / units for slot, deepest in found.items()}
+        plan.evidence = list(found)
 
     def _guess_owners(self, plan: Plan, units: float) -> None:
         """Nobody can be asked: owners are thought to hold a part, unless this gateway knows who does."""
         if plan.place is None or plan.evidence:
             return
-        hot = plan.key.ends[plan.place.depth - 1] / units if plan.place.depth else 0.0
+        below = max(plan.key.ends[-1] / units - plan.hot, 0.0)
         for slot, part in zip(plan.owners, OWNER_PRIOR, strict=False):
-            plan.held[slot] = hot + part * max(plan.key.ends[-1] / units - hot, 0.0)
+            plan.held[slot] = plan.hot + part * below
+
+    def _weigh(self, plan: Plan, now: float) -> None:
+        fleet, count = self._fleet, len(self._fleet)
+        plan.version = fleet.version
+        plan.costs = costs = self._costs(plan, now)
+        start = int(self._random.random() * _JITTERS)
+        plan.jitter = self._jitters[start : start + count]
+        costs = costs + plan.jitter
+        # nan, where there is no replica, is sorted last.
+        if count > _HEAD:
+            head = costs.argpartition(_HEAD)[:_HEAD]
+            head = head[costs[head].argsort()]
+        else:
+            head = costs.argsort()
+        plan.head = head[: len(fleet.slot_of)].tolist()
+
+    def _renew(self, plan: Plan, now: float) -> None:
+        """Replicas came or went since it was made. A slot may be another one's now."""
+        fleet = self._fleet
+        gone = {
+            slot for slot in (*plan.held, *plan.owners) if not fleet.alive[slot] or fleet.reset_at[slot] > plan.made_at
+        }
+        plan.held = {slot: tokens for slot, tokens in plan.held.items() if slot not in gone}
+        plan.owners = [slot for slot in plan.owners if slot not in gone]
+        plan.evidence = [slot for slot in plan.evidence if slot not in gone]
+        self._weigh(plan, now)
+
+    def _near(self, plan: Plan) -> list[int]:
+        """Without asks: the candidates, unless computing the whole prompt elsewhere is cheaper."""
+        cost_of, rate_of = plan.costs.item, self._fleet.rate.item
+        near = [slot for slot in dict.fromkeys(plan.owners[:2] + plan.evidence) if cost_of(slot) < math.inf]
+        if near and min(cost_of(slot) - plan.prompt_tokens / rate_of(slot) for slot in near) <= cost_of(plan.head[0]):
+            return near
+        return []
+
+    def _cheapest_strangers(self, plan: Plan) -> list[int]:
+        strangers = self._strangers
+        if len(strangers) > _HEAD:
+            costs = plan.costs[strangers] + plan.jitter[strangers]
+            strangers = strangers[costs.argpartition(_HEAD)[:_HEAD]]
+        return strangers.tolist()
+
+    def _with_the_rest(self, plan: Plan, order: list[int], last: list[int], now: float) -> list[str]:
+        ids, count = self._fleet.ids, len(self._fleet.slot_of)
+        names = [ids[slot] for slot in order]
+        if len(order) + len(last) < count:
+            version, at = self._rest_of
+            if version != plan.version or now - at > _REST_S:
+                slots = plan.costs.argsort()[:count].tolist()
+                self._rest = [ids[slot] for slot in slots]
+                self._rest_places = {slot: index for index, slot in enumerate(slots)}
+                self._rest_of = (plan.version, now)
+            rest = self._rest.copy()
+            for index in sorted([self._rest_places[slot] for slot in (*order, *last)], reverse=True):
+                del rest[index]
+            names += rest
+        names += [ids[slot] for slot in last]
+        return names
 
     def _whom_to_ask(self, plan: Plan, now: float) -> tuple[str, ...]:
         fleet, options = self._fleet, self._options
-        costs = np.where(fleet.keyed, plan.costs, np.inf)
-        costs += _JITTER_S * plan.order
+        cost_of, held = plan.costs.item, plan.held
         wanted = options.owners + options.others
-        if wanted < len(costs):
-            cheapest = np.argpartition(costs, wanted)[:wanted]
-            cheapest = cheapest[np.argsort(costs[cheapest])]
-        else:
-            cheapest = np.argsort(costs)
-        best = int(cheapest[0])
-        if best in plan.evidence and now - fleet.told_at[best] < FRESH_S:
+        cheapest = plan.head
+        if len(self._strangers):
+            costs = np.where(fleet.keyed, plan.costs + plan.jitter, np.inf)
+            cheapest = costs.argsort()[:_HEAD].tolist()
+            cheapest = [slot for slot in cheapest if fleet.keyed[slot]]
+        if not cheapest:
             return ()
-        chosen = [slot for slot in plan.owners if np.isfinite(costs[slot])][: options.owners]
-        deepest = max(plan.evidence, key=lambda slot: (float(plan.held[slot]), -costs[slot]), default=None)
-        if deepest is not None and deepest not in chosen and np.isfinite(costs[deepest]):
+        best = cheapest[0]
+        if best in plan.evidence and now - fleet.told_at.item(best) < FRESH_S:
+            return ()
+        chosen = [slot for slot in plan.owners if cost_of(slot) < math.inf][: options.owners]
+        deepest = max(plan.evidence, key=lambda slot: (held[slot], -cost_of(slot)), default=None)
+        if deepest is not None and deepest not in chosen and cost_of(deepest) < math.inf:
             chosen.append(deepest)  # what is known of its queue may be old
-        for slot in cheapest.tolist():
+        for slot in cheapest:
             if len(chosen) >= wanted:
                 break
-            if slot not in chosen and np.isfinite(costs[slot]):
+            if slot not in chosen and cost_of(slot) < math.inf:
                 chosen.append(slot)
         return tuple([fleet.ids[slot] for slot in chosen])
 
-    def _costs(self, plan: Plan, now: float, at: Slots | None = None) -> Floats:
-        """Of the slots `at` or all, in seconds; infinite without a replica, or with one that should get nothing."""
+    def _costs(self, plan: Plan, now: float) -> Floats:
+        """By slot, in seconds; inf with a replica that should get nothing, nan without one."""
         fleet, load = self._fleet, self._load
-        where = slice(len(fleet)) if at is None else at
-        calibration, rate, told_at = fleet.calibration[where], fleet.rate[where], fleet.told_at[where]
-        said, sat = fleet.ongoing[where], fleet.sat[where]
-        compute = np.maximum(plan.prompt_tokens - calibration * plan.held[where], 1.0) / rate
-        costs: Floats = load.waits(now)[where] + self.affinity_weight * compute
-        # What it said grows old as its requests end.
-        ongoing = np.maximum(said * np.exp2((told_at - now) / load.request_s), load.counts()[where])
-        beyond = ongoing - sat
-        if beyond.max(initial=0.0) > 0:
-            costs += np.maximum(beyond, 0.0) / sat * load.request_s
+        if plan.hot:
+            compute = np.maximum(plan.prompt_tokens - fleet.calibration * plan.hot, 1.0)
+            compute /= fleet.rate
+        else:
+            compute = plan.prompt_tokens / fleet.rate
+        costs = load.waits(now)
+        costs += self.affinity_weight * compute
+        costs += fleet.penalty
+        counts = load.counts()
+        if np.count_nonzero(np.maximum(fleet.ongoing, counts) > fleet.sat):
+            # What it said grows old as its requests end.
+            ongoing = np.maximum(fleet.ongoing * np.exp2((fleet.told_at - now) / load.request_s), counts)
+            costs += np.maximum(ongoing - fleet.sat, 0.0) / fleet.sat * load.request_s
         if now - fleet.last_joined < SLOW_START_FADES_S:
-            slow = SLOW_START_S * (1.0 - (now - fleet.joined[where]) / SLOW_START_FADES_S)
+            slow = SLOW_START_S * (1.0 - (now - fleet.joined) / SLOW_START_FADES_S)
             costs += np.where((slow > 0) & (compute < slow), slow, 0.0)
-        costs += SILENT_S * (fleet.silent[where] >= SILENT_ASKS)
-        full = (said >= fleet.max_ongoing[where]) & (told_at > now - FULL_S)
-        costs[~fleet.alive[where] | full | (fleet.draining_until[where] > now)] = np.inf
+        costs[fleet.blocked_until > now] = np.inf
+        for slot in plan.held:
+            costs[slot] = self._cost(plan, slot, now)
         return costs
+
+    def _cost(self, plan: Plan, slot: int, now: float) -> float:
+        """The same of one slot, with what it is known to hold."""
+        fleet, load = self._fleet, self._load
+        if fleet.blocked_until.item(slot) > now:
+            return math.inf
+        compute = self._uncached(plan, slot) / fleet.rate.item(slot)
+        cost = load.wait(slot, now) + self.affinity_weight * compute + fleet.penalty.item(slot)
+        said, count, sat = fleet.ongoing.item(slot), load.count(slot), fleet.sat.item(slot)
+        if said > sat or count > sat:
+            ongoing = max(said * 2.0 ** ((fleet.told_at.item(slot) - now) / load.request_s), count)
+            cost += max(ongoing - sat, 0.0) / sat * load.request_s
+        if now - fleet.last_joined < SLOW_START_FADES_S:
+            slow = SLOW_START_S * (1.0 - (now - fleet.joined.item(slot)) / SLOW_START_FADES_S)
+            if compute < slow:
+                cost += slow
+        return cost
+
+    def _uncached(self, plan: Plan, slot: int) -> float:
+        """Tokens that it would have to compute."""
+        return max(plan.prompt_tokens - self._fleet.calibration.item(slot) * plan.held.get(slot, plan.hot), 1.0)
 
     def _hear_all(
         self, plan: Plan, slots: Mapping[str, int], replies: Mapping[str, AskReply], now: float
@@ -363,9 +469,9 @@ class Policy:
         for id_, slot in slots.items():
             reply = replies.get(id_)
             if reply is None or reply.version != VERSION:
-                self._fleet.silent[slot] += 1
+                self._fleet.tell_silence(slot, True)
                 continue
-            self._fleet.silent[slot] = 0
+            self._fleet.tell_silence(slot, False)
             heard[id_] = reply
             self._hear(plan, slot, reply, now)
         self._turn_window(now)
@@ -375,26 +481,24 @@ class Policy:
 
     def _hear(self, plan: Plan, slot: int, reply: AskReply, now: float) -> None:
         fleet, key = self._fleet, plan.key
-        self._learn(slot, reply.prefill_rate, reply.calibration, reply.generation, now)
-        queued = bounded(reply.queued_tokens, 0.0, 0.0, _MAX_TOKENS)
-        self._load.observe(slot, queued / float(fleet.rate[slot]), plan.made_at)
-        fleet.ongoing[slot] = bounded(reply.ongoing, 0.0, 0.0, 1e6)
-        if reply.flags & AskFlag.FULL:
-            fleet.ongoing[slot] = max(fleet.ongoing[slot], fleet.max_ongoing[slot])
-        fleet.told_at[slot] = plan.made_at
-        fleet.draining_until[slot] = now + DRAINING_S if reply.flags & AskFlag.DRAINING else -np.inf
+        if reply.prefill_rate > 0:
+            fleet.tell_rate(slot, min(max(reply.prefill_rate, RATE_BOUNDS[0]), RATE_BOUNDS[1]), now)
+        fleet.calibration[slot] = min(max(reply.calibration, 0), 100) / 100.0
+        self._learn_generation(slot, reply.generation, now)
+        queued = min(max(reply.queued_tokens, 0.0), _MAX_TOKENS)
+        self._load.observe(slot, queued / fleet.rate.item(slot), plan.made_at)
+        ongoing = min(max(reply.ongoing, 0.0), _MAX_ONGOING)
+        if reply.flags & _FULL:
+            ongoing = max(ongoing, fleet.max_ongoing.item(slot))
+        fleet.tell_load(slot, ongoing, plan.made_at)
+        fleet.tell_draining(slot, now + DRAINING_S if reply.flags & _DRAINING else -math.inf)
         depth = min(max(reply.depth, 0), len(key.rungs))
         units = 1.0 if key.in_tokens else self._units_per_token
         plan.held[slot] = key.ends[depth - 1] / units if depth else 0.0
 
-    def _learn(self, slot: int, rate: object, calibration: object, generation: object, now: float) -> None:
-        fleet = self._fleet
-        told = bounded(rate, 0.0, 0.0, RATE_BOUNDS[1])
-        if told > 0:
-            fleet.tell_rate(slot, max(told, RATE_BOUNDS[0]), now)
-        fleet.calibration[slot] = bounded(calibration, 100.0, 0.0, 100.0) / 100.0
+    def _learn_generation(self, slot: int, generation: object, now: float) -> None:
         if isinstance(generation, int) and 0 <= generation < 2**63:
-            fleet.forgot(slot, generation, now)
+            self._fleet.forgot(slot, generation, now)
 
     def _asks_fail(self, now: float) -> bool:
         self._turn_window(now)

@@ -1,20 +1,21 @@
-"""Local evidence: the deepest claim that is still believed, in a table that never grows."""
+"""Local evidence: the deepest claim that is still believed, in a table of bounded size."""
 
 from __future__ import annotations
 
-import numpy as np
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.routing.index import BUCKETS, HOLDERS, WAYS, Index
+from deployments.routing.index import HOLDERS, LOOKED_AT, ROWS, Index
 
-LONG_AGO = np.full(8, -1e9)
 RUNGS = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=24, unique=True)
 
 
-def deepest(index: Index, rungs: list[int], since: np.ndarray = LONG_AGO) -> dict[int, int]:
-    slots, depths = index.deepest(rungs, since)
-    return dict(zip(slots.tolist(), depths.tolist(), strict=True))
+def deepest(index: Index, rungs: list[int], *since: float, above: int = 0) -> dict[int, int]:
+    """`since`: by slot; without it all claims are believed."""
+    return index.deepest(rungs, above, lambda slot: since[slot] if since else -1e9)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -24,18 +25,52 @@ def test_nothing_is_known_at_first() -> None:
 @given(RUNGS, st.data())
 @settings(deadline=None)
 def test_the_deepest_claim_of_each_replica_counts(rungs: list[int], data: st.DataObject) -> None:
-    index = Index(buckets=4096)
+    index = Index()
     expected: dict[int, int] = {}
-    for slot in range(data.draw(st.integers(0, 3))):
+    for slot in range(data.draw(st.integers(0, HOLDERS))):
         expected[slot] = data.draw(st.integers(1, len(rungs)))
         index.claim(rungs[: expected[slot]], slot, 1.0)
-    found = deepest(index, rungs)
-    buckets = [rung % 4096 for rung in rungs]
-    if len(set(buckets)) == len(buckets):
-        assert found == expected
-    else:  # two new rungs in one place: the earlier may be forgotten, and no more is claimed than was
-        assert all(depth <= expected[slot] for slot, depth in found.items())
+    above = data.draw(st.integers(0, len(rungs)))
+    assert deepest(index, rungs, above=above) == {slot: depth for slot, depth in expected.items() if depth > above}
     index.check_integrity()
+
+
+class ClaimsMachine(RuleBasedStateMachine):
+    """As long as nothing has to make room, it is a list of all claims, of each rung the newest few holders."""
+
+    rungs = st.lists(st.integers(1, 12), max_size=6, unique=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = Index(16)
+        self.claims: dict[int, dict[int, float]] = {}
+        self.now = 0.0
+
+    @rule(rungs=rungs, slot=st.integers(0, 6))
+    def claim(self, rungs: list[int], slot: int) -> None:
+        self.now += 1.0
+        self.index.claim(rungs, slot, self.now)
+        for rung in rungs:
+            holders = {**self.claims.get(rung, {}), slot: self.now}
+            newest = sorted(holders, key=holders.__getitem__, reverse=True)[:HOLDERS]
+            self.claims[rung] = {holder: holders[holder] for holder in newest}
+
+    @rule(rungs=rungs, ages=st.lists(st.floats(0, 20), min_size=7, max_size=7))
+    def find(self, rungs: list[int], ages: list[float]) -> None:
+        since = [self.now - age for age in ages]
+        expected: dict[int, int] = {}
+        for depth, rung in enumerate(rungs, 1):
+            expected.update({slot: depth for slot, at in self.claims.get(rung, {}).items() if at >= since[slot]})
+        assert deepest(self.index, rungs, *since) == expected
+
+    @invariant()
+    def all_agree(self) -> None:
+        self.index.check_integrity()
+        assert len(self.index) == len(self.claims)
+
+
+TestClaims = ClaimsMachine.TestCase
+TestClaims.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_a_branch_counts_as_deep_as_it_is_shared() -> None:
@@ -55,8 +90,8 @@ def test_old_claims_are_not_believed() -> None:
     index.claim([1, 2], 0, 100.0)
     index.claim([1], 0, 200.0)
     index.claim([1, 2], 1, 200.0)
-    assert deepest(index, [1, 2], np.full(8, 150.0)) == {0: 1, 1: 2}
-    assert deepest(index, [1, 2], np.array([300.0, 150.0])) == {1: 2}
+    assert deepest(index, [1, 2], 150.0, 150.0) == {0: 1, 1: 2}
+    assert deepest(index, [1, 2], 300.0, 150.0) == {1: 2}
 
 
 def test_the_longest_ago_makes_room_for_a_new_holder() -> None:
@@ -66,38 +101,27 @@ def test_the_longest_ago_makes_room_for_a_new_holder() -> None:
     assert set(deepest(index, [1])) == set(range(1, HOLDERS + 1))
 
 
-def test_the_rung_used_longest_ago_makes_room_in_a_bucket() -> None:
-    index = Index(buckets=2)
-    same_bucket = [2 * i + 1 for i in range(WAYS + 1)]
-    for time, rung in enumerate(same_bucket):
-        index.claim([rung], 0, float(time))
-    assert [rung for rung in same_bucket if deepest(index, [rung])] == same_bucket[1:]
+def test_the_rung_used_longest_ago_makes_room_and_leaves_no_holders() -> None:
+    index = Index(rows=LOOKED_AT)
+    index.claim(list(range(1, LOOKED_AT + 1)), 0, 1.0)
+    index.claim([1], 0, 2.0)
+    index.claim([100], 3, 3.0)
+    assert [rung for rung in (1, 2, 3, 100) if deepest(index, [rung])] == [1, 3, 100]
+    assert deepest(index, [100]) == {3: 1}
     index.check_integrity()
 
 
-def test_a_place_that_changes_hands_forgets_its_holders() -> None:
-    index = Index(buckets=1)
-    for rung in range(1, 50):
-        index.claim([rung], rung % 5, float(rung))
-        assert deepest(index, [rung]) == {rung % 5: 1}
+def test_it_is_bounded_however_much_it_is_told() -> None:
+    index = Index(rows=200)
+    draw = random.Random(1)
+    for i in range(200):
+        latest = [draw.getrandbits(64) for _ in range(24)]
+        index.claim(latest, i % 30, float(i))
+        assert len(index) <= 200
+        assert deepest(index, latest) == {i % 30: 24}
+    assert len(index) == 200
     index.check_integrity()
-
-
-def test_a_slot_beyond_the_fleet_is_nobody() -> None:
-    index = Index()
-    index.claim([1], 7, 1.0)
-    assert deepest(index, [1], np.full(3, -1e9)) == {}
-
-
-def test_it_is_small_however_much_it_is_told() -> None:
-    index = Index()
-    before = index.bytes
-    draw = np.random.default_rng(1)
-    for i in range(500):
-        index.claim(draw.integers(1, 2**63, 24).tolist(), i % 30, float(i))
-    assert index.bytes == before < 8 * 2**20
-    assert BUCKETS * WAYS >= 100_000
-    index.check_integrity()
+    assert ROWS >= 100_000
 
 
 def test_without_rungs_there_is_nothing_to_claim_or_find() -> None:
