@@ -1,4 +1,7 @@
-"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream."""
+"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream.
+
+It also keeps the book that routers ask for (`routing/tracker.py`), and answers them on the same connections.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ import msgspec
 from backends import create
 from backends.answers import answer
 from backends.base import BackendStats, ModelCard
+from deployments.bookkeeping import Book
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
-from deployments.routing.policy import RoutingHint
+from deployments.routing.ask import VERSION
+from deployments.routing.hint import RoutingHint
 from deployments.settings import ModelSettings
 from protocols.calls import AnswerT, ModelCall, Question
 from protocols.errors import BackendLost, ErrorInfo, InternalError, InvalidRequest, ServingError
@@ -48,6 +53,10 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
 
     channel: ChannelAddress
     card: ModelCard
+    routing_version: int = 0
+    """Of the router's questions that it answers; 0: none."""
+    prefill_rate: float = 0.0
+    """About how many prompt tokens it computes per second."""
 
     def to_plain(self) -> dict[str, Any]:
         plain = msgspec.to_builtins(self)
@@ -88,20 +97,26 @@ class Replica:
         self._node_ip = node_ip
         self._channel = ChannelServer()
         self._metadata: ReplicaMetadata | None = None
+        self._max_ongoing = settings.max_ongoing_requests
 
     async def start(self) -> None:
         card = await self._backend.start()
-        self._metadata = ReplicaMetadata(await self._channel.start(self._node_ip), card)
+        self._book = Book(card, self._backend.stats, self._max_ongoing)
+        self._channel.on_aside = self._book.on_aside
+        address = await self._channel.start(self._node_ip)
+        self._metadata = ReplicaMetadata(address, card, VERSION, self._book.expected_rate)
 
     async def generate(self, request: bytes, hint: RoutingHint, to: bytes) -> AsyncGenerator[bytes, None]:
         """Runs `request` and sends its frames to `to`: over the channel if connected, else as this stream's items.
 
-        `hint` is for the caller's router and is not read here. Never raises for a request: a failure is the last frame.
+        `hint` is what the caller's router knows of it. Never raises for a request: a failure is the last frame.
         """
         address = _address.decode(to)
         link = self._channel.link(address.gateway) if address.stream else None
-        async with aclosing(self._frames(_request.decode(request))) as frames:
+        entry = self._book.enter(hint)
+        async with aclosing(self._frames(_request.decode(request))) as frames, entry:
             async for frame in frames:
+                entry.observe(frame)
                 if link is None:
                     yield _encoder.encode(frame)
                 elif not link.push(address.stream, frame):
@@ -123,7 +138,9 @@ class Replica:
         """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
         question = _call.decode(call)
         try:
-            reply = _Reply(msgspec.Raw(_encoder.encode(await answer(self._backend, question))), replica=self._name)
+            async with self._book.enter(hint):
+                answered = await answer(self._backend, question)
+            reply = _Reply(msgspec.Raw(_encoder.encode(answered)), replica=self._name)
         except Exception as error:
             reply = _Reply(error=_logged(error, question.id).info, replica=self._name)
         return _encoder.encode(reply)
@@ -131,6 +148,10 @@ class Replica:
     def record_replica_metadata(self) -> dict[str, Any]:
         assert self._metadata is not None, "Serve asks for metadata only once the replica has started"
         return self._metadata.to_plain()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Not a plain function: Serve would run it in a thread."""
+        return self._book.stats()
 
     async def check_health(self) -> None:
         await self._backend.check_health()

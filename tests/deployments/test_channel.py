@@ -308,7 +308,7 @@ async def raw() -> AsyncIterator[RawReplica]:
 
 @pytest.mark.parametrize(
     "garbage",
-    [(channel.MAX_ENVELOPE_BYTES + 1).to_bytes(4, "little"), message({"no": "envelope"}), message([[1, "no frame"]])],
+    [(channel.MAX_ENVELOPE_BYTES + 1).to_bytes(4, "little"), message("no envelope"), message([[1, "no frame"]])],
     ids=["oversize", "no envelope", "no frame"],
 )
 async def test_a_replica_that_sends_garbage_is_a_lost_replica(

@@ -14,7 +14,8 @@ import pytest
 from backends.fake import FakeFault, FakeSettings
 from deployments.channel import ChannelHub, ReturnAddress
 from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_frame
-from deployments.routing.policy import RoutingHint
+from deployments.routing.hint import RoutingHint
+from deployments.routing.key import bare_key
 from deployments.settings import ModelSettings
 from protocols.errors import BackendLost, ContextOverflow, InternalError, ServingError
 from protocols.events import Failed, Frame
@@ -22,7 +23,7 @@ from protocols.request import Request
 from tests.deployments.support import WITHIN_S, eventually, request, tokens
 
 encode = msgspec.msgpack.encode
-HINT = RoutingHint(1)
+HINT = RoutingHint(bare_key(1))
 
 
 @pytest.fixture
