@@ -12,14 +12,18 @@ import msgspec
 import pytest
 
 from backends.fake import FakeFault, FakeSettings
+from deployments.asks import Asks
 from deployments.channel import ChannelHub, ReturnAddress
-from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_frame
+from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_answer, decode_frame
+from deployments.routing.ask import VERSION, Ask, AskReply
 from deployments.routing.hint import RoutingHint
-from deployments.routing.key import bare_key
+from deployments.routing.key import bare_key, prefix_key
+from deployments.routing.policy import PolicyOptions
 from deployments.settings import ModelSettings
-from protocols.errors import BackendLost, ContextOverflow, InternalError, ServingError
+from protocols.calls import EmbeddingRequest, Tokenize
+from protocols.errors import BackendLost, ContextOverflow, InternalError, NotSupported, ServingError
 from protocols.events import Failed, Frame
-from protocols.request import Request
+from protocols.request import Request, TextPrompt
 from tests.deployments.support import WITHIN_S, eventually, request, tokens
 
 encode = msgspec.msgpack.encode
@@ -169,6 +173,41 @@ async def test_metadata_says_where_it_listens_and_what_it_holds(started: Start) 
     assert (metadata.card.slots, metadata.card.context_length, metadata.card.engine) == (3, 99, "fake")
     reader, writer = await asyncio.open_connection(metadata.channel.host, metadata.channel.port)
     writer.close()
+
+
+async def test_its_book_is_kept_from_what_passes(started: Start, hub: ChannelHub) -> None:
+    replica = await started(slots=2, inter_token_s=0.001)
+    hint = RoutingHint(prefix_key(request(text="word " * 500)))
+    await connect(hub, replica)
+    asks = Asks(hub, PolicyOptions())
+
+    async def asked() -> AskReply:
+        async with asyncio.timeout(WITHIN_S):
+            while not (replies := (await asks.ask("m", ["r"], Ask(VERSION, hint.key.rungs))).replies):
+                pass
+        return replies["r"]
+
+    before = await asked()
+    assert (before.depth, before.ongoing) == (0, 0)
+    items = replica.generate(encode(request(text="word " * 500, max_tokens=50)), hint, encode(ReturnAddress("x", 0)))
+    async with aclosing(items):
+        await anext(items)
+        during = await asked()
+        assert (during.depth, during.ongoing) == (len(hint.key.rungs), 1)
+        assert during.generation == before.generation
+    assert (await asked()).ongoing == 0
+    stats = await replica.record_routing_stats()
+    assert (stats["v"], stats["g"], stats["n"]) == (VERSION, before.generation, 0)
+
+
+async def test_a_question_is_on_the_book_while_it_is_answered(started: Start) -> None:
+    replica = await started()
+    wanted = EmbeddingRequest("r1", "m", (TextPrompt("one two"),))
+    assert decode_answer(wanted, [await replica.call(encode(wanted), HINT)])
+    refused = Tokenize("r1", "m", ("text",))
+    with pytest.raises(NotSupported):
+        decode_answer(refused, [await replica.call(encode(refused), HINT)])
+    assert (await replica.record_routing_stats())["n"] == 0
 
 
 async def test_health_is_the_backends(started: Start) -> None:
