@@ -334,7 +334,7 @@ class ReplicaLink(_Framed):
         self.send((self._address.secret, self._hub.gateway))
 
     def message_received(self, message: bytes) -> None:
-        if _is_aside(message):
+        if message[0] & 0xF0 == 0x80:  # `_is_aside`, written out: this is done for every step of every engine
             if self._hub.on_aside is not None:
                 self._hub.on_aside(self, message)
             return

@@ -85,7 +85,7 @@ class Scheduler:
         self._schedule(loop)
 
     def _place(self, stream: Stream) -> None:
-        """In the first free slot, or the one whose last prompt shares most words with its own; of equals, the oldest."""
+        """In the first free slot, or in the one that shares most words with it; of equals, the one used longest ago."""
         if not self._settings.prefix_cache:
             stream.slot = stream.source.slot = heappop(self._free_slots)
             return
@@ -97,7 +97,7 @@ class Scheduler:
         stream.slot = stream.source.slot = slot
         stream.source.cached = min(shared[slot], stream.prompt_tokens - 1)
         self._last_words[slot] = words
-        self._used[slot] = self.prompt_tokens_total
+        self._used[slot] = self.prompt_tokens_total + stream.prompt_tokens
 
     def release(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
         """The consumer is gone: at the end of the stream, which has left the engine by itself, or before."""

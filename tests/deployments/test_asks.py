@@ -42,13 +42,6 @@ class FakeReplica:
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[ChannelHub]:
-    hub = ChannelHub(1000)
-    yield hub
-    await hub.aclose()
-
-
-@pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is late."""
     monkeypatch.setattr(asks_module, "DEADLINE_S", WITHIN_S)
@@ -260,13 +253,19 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asks_module, "DIGESTS_S", 0.001)
 
 
-async def test_each_digest_goes_on_where_the_last_one_ended(connect: Connect, at_once: None) -> None:
-    replicas = {name: FakeReplica(landed) for name in "ab"}
+async def fetching(connect: Connect, replicas: dict[str, FakeReplica], digests: int) -> tuple[Asks, Observed]:
+    """Until so many digests were seen."""
     asks = await connect(**replicas)
     observed = Observed()
     asks.observe("m", observed)
     asks.start()
-    await eventually(lambda: len(observed.digests) >= 8)
+    await eventually(lambda: len(observed.digests) >= digests)
+    return asks, observed
+
+
+async def test_each_digest_goes_on_where_the_last_one_ended(connect: Connect, at_once: None) -> None:
+    replicas = {name: FakeReplica(landed) for name in "ab"}
+    asks, observed = await fetching(connect, replicas, digests=8)
     asks.aclose()
     positions = [digest.position for name, digest in observed.digests if name == "a"]
     assert positions[:3] == [5, 10, 15]
@@ -276,11 +275,7 @@ async def test_each_digest_goes_on_where_the_last_one_ended(connect: Connect, at
 
 async def test_a_new_connection_begins_anew(connect: Connect, hub: ChannelHub, at_once: None) -> None:
     replicas = {name: FakeReplica(landed) for name in "ab"}
-    asks = await connect(**replicas)
-    observed = Observed()
-    asks.observe("m", observed)
-    asks.start()
-    await eventually(lambda: len(observed.digests) >= 4)
+    asks, _ = await fetching(connect, replicas, digests=4)
     assert replicas["a"].last is not None
     replicas["a"].last.transport.abort()
     count = len(replicas["a"].heard)

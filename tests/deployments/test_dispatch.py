@@ -67,13 +67,6 @@ encode = msgspec.msgpack.encode
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[ChannelHub]:
-    hub = ChannelHub(1000)
-    yield hub
-    await hub.aclose()
-
-
-@pytest.fixture
 async def server(hub: ChannelHub) -> AsyncIterator[ChannelServer]:
     """A replica's end of the step channel, with the hub connected to it."""
     server = ChannelServer()

@@ -30,13 +30,6 @@ encode = msgspec.msgpack.encode
 HINT = RoutingHint(bare_key(1))
 
 
-@pytest.fixture
-async def hub() -> AsyncIterator[ChannelHub]:
-    hub = ChannelHub(1000)
-    yield hub
-    await hub.aclose()
-
-
 Start = Callable[..., Awaitable[Replica]]
 
 
