@@ -1,6 +1,7 @@
 """The thin shell between Serve's request router and `deployments.routing`.
 
 It runs in the gateway's process, one per model. Serve pickles this module by value: keep state and decisions elsewhere.
+Above all no msgspec struct may be defined here: its copy has no fields.
 """
 
 from __future__ import annotations
@@ -9,35 +10,21 @@ import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments import asks, channel
 from deployments.replica import ReplicaMetadata
 from deployments.routing.ask import VERSION, Ask, Digest
+from deployments.routing.decision import Decision, Decisions
 from deployments.routing.fleet import ReplicaFacts
 from deployments.routing.hint import UNKNOWN, RoutingHint
 from deployments.routing.key import PrefixKey
-from deployments.routing.policy import Plan, Policy, PolicyOptions
+from deployments.routing.policy import Policy, PolicyOptions
 
 logger = logging.getLogger(__name__)
-
-BEST = 3
-"""Replicas that are offered one by one before all others are. Within a rank Serve goes by its own count of requests."""
-
-REMEMBERED = 4096
-"""Decisions about requests that no replica has taken yet. Serve does not say when one of these is cancelled."""
-
-
-class _Decision(msgspec.Struct):
-    """`order`: ids of replicas, best first."""
-
-    plan: Plan
-    order: list[str]
 
 
 class ModelRouter(RequestRouter):
@@ -47,7 +34,7 @@ class ModelRouter(RequestRouter):
         self._asks = asks.current()
         self._policy = Policy(PolicyOptions(asks=False) if self._asks is None else self._asks.options)
         self._metadata: dict[str, ReplicaMetadata | None] = {}
-        self._decisions: OrderedDict[str, _Decision] = OrderedDict()
+        self._decisions = Decisions()
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._asks is not None:
             self._asks.observe(self.app_name, self)
@@ -107,40 +94,28 @@ class ModelRouter(RequestRouter):
         decision = self._decisions.get(name)
         if decision is None:
             decision = await self._decide(hint.key)
-            self._decisions[name] = decision
-            if len(self._decisions) > REMEMBERED:
-                self._decisions.popitem(last=False)
+            self._decisions.keep(name, decision)
         by_id = {running.replica_id.unique_id: running for running in candidates}
-        order = [id_ for id_ in decision.order if id_ in by_id]
-        new = by_id.keys() - set(order)
-        if new:  # it came, or came back, since the decision
-            order += random.sample(sorted(new), len(new))
         shunned = set(hint.avoid)
         if self._asks is not None:
             shunned.update(self._asks.broken(self.app_name))
-        good = [id_ for id_ in order if id_ not in shunned]
-        best = (good or order)[:1]
-        for id_ in best:
+        ranks = decision.ranks(by_id, shunned)
+        for id_ in ranks[0][:1]:
             intent = self._policy.charge(name, decision.plan, id_, time.monotonic())
             if self._asks is not None:
                 self._asks.chosen(self.app_name, id_, intent)
-        ranks = [[by_id[id_]] for id_ in good[:BEST]]
-        # Then the others, and those that may be dead only after them: to Serve a dead one has the shortest queue. The
-        # last rank is everybody: one full or slow replica must not hold a request that others could run.
-        if len(good) < len(candidates):
-            ranks.append([by_id[id_] for id_ in good])
-        return [rank for rank in ranks if rank] + [candidates]
+        return [[by_id[id_] for id_ in rank] for rank in ranks]
 
-    async def _decide(self, key: PrefixKey) -> _Decision:
+    async def _decide(self, key: PrefixKey) -> Decision:
         plan = self._policy.plan(key, time.monotonic())
         heard = asks.Heard()
         if plan.ask and self._asks is not None:
             heard = await self._asks.ask(self.app_name, plan.ask, Ask(VERSION, key.rungs, key.adapter))
-        return _Decision(plan, self._policy.rank(plan, heard.replies, time.monotonic(), heard.asked))
+        return Decision(plan, self._policy.rank(plan, heard.replies, time.monotonic(), heard.asked))
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         name = pending_request.metadata.internal_request_id
-        self._decisions.pop(name, None)
+        self._decisions.done(name)
         self._policy.accepted(name, replica_id.unique_id, time.monotonic())
         call = _hint(pending_request).call
         if call and self._asks is not None:
@@ -149,10 +124,7 @@ class ModelRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Serve calls it from any thread, and for a replica that has refused a request too."""
         self._policy.complete(internal_request_id, time.monotonic())
-        decision = self._decisions.get(internal_request_id)
-        if decision is not None:
-            refused = replica_id.unique_id
-            decision.order = [*(id_ for id_ in decision.order if id_ != refused), refused]
+        self._decisions.refused(internal_request_id, replica_id.unique_id)
 
     # --- what the gateway tells (`asks.Observer`) ------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.serve._private.common import DeploymentHandleSource
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import RunningReplica
@@ -20,8 +22,9 @@ from deployments.app import ROUTER
 from deployments.asks import Heard
 from deployments.channel import ChannelAddress
 from deployments.replica import ReplicaMetadata
-from deployments.router import BEST, REMEMBERED, ModelRouter
+from deployments.router import ModelRouter
 from deployments.routing.ask import VERSION, Ask, AskReply, Digest, Intent
+from deployments.routing.decision import BEST
 from deployments.routing.hint import UNKNOWN
 from deployments.routing.key import PrefixKey, bare_key
 from deployments.routing.policy import Policy, PolicyOptions
@@ -142,7 +145,7 @@ async def test_ranks_are_the_best_ones_then_everybody(count: int) -> None:
     """One full or slow replica must not hold a request that others could run."""
     replicas = [replica(f"r{i}") for i in range(count)]
     found = await ranks(router(*replicas), pending("q", key(1, 2)))
-    assert found[-1] == [f"r{i}" for i in range(count)]
+    assert sorted(found[-1]) == [f"r{i}" for i in range(count)]
     assert all(len(rank) == 1 for rank in found[:-1])
     assert len({rank[0] for rank in found[:-1]}) == len(found) - 1 == min(count, BEST)
 
@@ -157,7 +160,7 @@ async def test_candidates_the_router_was_not_told_of_are_ranked_too() -> None:
     strangers: list[RunningReplica] = [replica("b"), replica("c")]
     found = await made.choose_replicas(strangers, pending("q", key(1)))
     assert {str(rank[0]) for rank in found[:2]} == {"b", "c"}
-    assert found[-1] == strangers
+    assert sorted(map(str, found[-1])) == ["b", "c"]
 
 
 async def test_a_turn_in_which_all_are_full_is_not_repeated_at_once() -> None:
@@ -285,7 +288,7 @@ async def test_a_replica_whose_connection_broke_comes_after_all_others(asking: F
 async def test_if_all_may_be_dead_they_are_tried_all_the_same(asking: FakeAsks) -> None:
     made = router(*[replica(name) for name in "ab"])
     asking.dead = {"a", "b"}
-    assert await ranks(made, pending("q", key(1, 2))) == [["a", "b"]]
+    assert [sorted(rank) for rank in await ranks(made, pending("q", key(1, 2)))] == [["a", "b"]]
 
 
 async def test_replicas_that_were_lost_under_the_request_are_avoided(asking: FakeAsks) -> None:
@@ -312,13 +315,6 @@ async def test_the_call_learns_who_took_it(asking: FakeAsks) -> None:
     assert asking.taken == [(7, "b")]
     made.on_request_routed(pending("q2", key(1)), made._replicas_list[1].replica_id, None)
     assert len(asking.taken) == 1
-
-
-async def test_requests_that_nobody_took_are_forgotten(asking: FakeAsks) -> None:
-    made = router(replica("a"), replica("b"))
-    for i in range(REMEMBERED + 10):
-        await made.choose_replicas(made._replicas_list, pending(f"q{i}", bare_key(1)))
-    assert len(made._decisions) == REMEMBERED
 
 
 async def test_what_an_engine_found_and_digests_reach_the_policy(
@@ -458,14 +454,22 @@ async def test_a_request_that_is_cancelled_while_it_is_asked_about_leaves_no_loa
     assert counts(made) == {}
 
 
-async def test_the_class_serve_builds_from_the_config_shares_our_state(hub: FakeHub, asking: FakeAsks) -> None:
+async def test_the_class_serve_builds_from_the_config_shares_our_state(
+    hub: FakeHub, asking: FakeAsks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Serve pickles the router's module by value: what it keeps itself would be a second copy."""
-    cls = RequestRouterConfig(request_router_class=ROUTER).get_request_router_class()  # type: ignore[arg-type]
+    # Unpickled where it was pickled, a class is found again; in a gateway it is not.
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", weakref.WeakValueDictionary())
+    config = RequestRouterConfig(request_router_class=ROUTER)  # type: ignore[arg-type]
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", weakref.WeakValueDictionary())
+    cls = config.get_request_router_class()
+    assert cls is not ModelRouter
     made = router(replica("a"), replica("b"), cls=cls)
     assert len(hub.told) == 1
     assert asking.observers == {"m": made}
     asking.holding = {"b": 2}
     assert await first(made, "q", key(1, 2)) == "b", "a hint of the gateway is a hint of the router's class too"
+    assert "routing failed" not in caplog.text
 
 
 # --- which replicas there are -----------------------------------------------------------------------------------------
