@@ -38,7 +38,8 @@ def test_every_candidate_is_in_the_last_rank_and_none_else_in_any(
     ranks = decision("".join(order[:5])).ranks(candidates, shunned)
     assert sorted(ranks[-1]) == sorted(candidates)
     assert all(rank and set(rank) <= candidates - shunned for rank in ranks[:-1])
-    assert [len(rank) for rank in ranks[:-1]][:BEST] == [1] * min(BEST, len(candidates - shunned))
+    singles = min(BEST, len(candidates - shunned))
+    assert [len(rank) for rank in ranks[:singles]] == [1] * singles
 
 
 def test_decisions_are_kept_until_they_are_done_and_not_for_ever() -> None:
