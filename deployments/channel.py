@@ -472,10 +472,13 @@ class ChannelHub:
                 self._review = None
             self._uses.clear()
             return
-        for address in wanted - self._chosen:
-            link = self._links.get(address)
-            if link is not None and link.idle:
-                link.transport.close()
+        # Some have a request, and no frame of it has come yet.
+        busy = {inbox.routed_to for inbox in self._inboxes.values()}
+        for addresses in self._replicas.values():
+            for id_, address in addresses.items():
+                link = None if address in self._chosen or id_ in busy else self._links.get(address)
+                if link is not None and link.idle:
+                    link.transport.close()
         if self._review is None:
             self._review = self.loop.call_later(REVIEW_S, self._review_connections)
 

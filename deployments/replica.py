@@ -114,12 +114,16 @@ class Replica:
         address = _address.decode(to)
         link = self._channel.link(address.gateway) if address.stream else None
         entry = self._book.enter(hint)
+        pushed = False
         async with aclosing(self._frames(_request.decode(request))) as frames, entry:
             async for frame in frames:
                 entry.observe(frame)
-                if link is None:
+                if link is not None and link.push(address.stream, frame):
+                    pushed = True
+                elif not pushed:
+                    link = None  # if there was a connection, nothing can have been lost with it
                     yield _encoder.encode(frame)
-                elif not link.push(address.stream, frame):
+                else:
                     # What was pushed before may be lost with the connection, so the stream cannot go on elsewhere.
                     yield _encoder.encode(_failed(BackendLost("The connection to the gateway was lost.")))
                     return

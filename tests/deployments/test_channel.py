@@ -755,6 +755,18 @@ async def test_a_connection_with_streams_is_kept_until_they_end(
     await eventually(lambda: connected(small_hub) == wanted)
 
 
+async def test_a_connection_is_kept_for_a_request_whose_first_frame_has_not_come(
+    small_hub: ChannelHub, servers: dict[str, CountingServer]
+) -> None:
+    busy, idle = connected(small_hub)
+    wanted = {*"abcd"} - {busy, idle}
+    with small_hub.open() as inbox:
+        small_hub.routed(inbox.stream, busy)
+        small_hub.use("m", wanted)
+        small_hub._review_connections()
+        await eventually(lambda: connected(small_hub) == {busy, *wanted})
+
+
 async def test_a_lost_place_goes_to_another_replica(small_hub: ChannelHub, servers: dict[str, CountingServer]) -> None:
     gone, _ = connected(small_hub)
     left = {name: address for name, address in small_hub._replicas["m"].items() if name != gone}

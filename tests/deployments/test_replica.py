@@ -113,6 +113,22 @@ async def test_a_stream_ends_with_its_connection(hub: ChannelHub, started: Start
     assert replica.stats().running == 0
 
 
+async def test_a_connection_that_breaks_before_the_first_frame_harms_nothing(hub: ChannelHub, started: Start) -> None:
+    replica = await started(tokens=5, slots=1, inter_token_s=0.001)
+    await connect(hub, replica)
+    link = replica._channel.link(hub.gateway)
+    assert link is not None
+    async with aclosing(generate(replica, request(max_tokens=10_000))) as holder:
+        await anext(holder)
+        waiting = asyncio.ensure_future(anext(items := generate(replica, request(), hub.gateway, 1)))
+        await eventually(lambda: replica.stats().waiting == 1)
+        link.transport.abort()
+        await eventually(lambda: not link.open)
+    async with asyncio.timeout(WITHIN_S):
+        frames = [decode_frame(await waiting), *[decode_frame(item) async for item in items]]
+    assert len(tokens(frames)) == 5
+
+
 async def test_a_backends_error_is_the_last_frame(started: Start) -> None:
     replica = await started(context_length=4)
     (item,) = [item async for item in generate(replica, request(text="one two three four five"))]
