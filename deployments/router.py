@@ -35,6 +35,7 @@ class ModelRouter(RequestRouter):
         self._policy = Policy(PolicyOptions(asks=False) if self._asks is None else self._asks.options)
         self._metadata: dict[str, ReplicaMetadata | None] = {}
         self._decisions = Decisions()
+        self._masked: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._asks is not None:
             self._asks.observe(self.app_name, self)
@@ -52,13 +53,24 @@ class ModelRouter(RequestRouter):
         _tell_hub(self.app_name, replicas, self._metadata)
         try:
             self._loop = asyncio.get_running_loop()
-            now = time.monotonic()
-            self._policy.update_replicas({r.replica_id.unique_id: self._facts(r) for r in replicas}, now)
+            self._list_replicas(replicas)
             for running in replicas:
-                self._policy.observe_stats(running.replica_id.unique_id, running.routing_stats, now)
+                self._policy.observe_stats(running.replica_id.unique_id, running.routing_stats, time.monotonic())
         except Exception:
             # It would end Serve's updates, and the router would never learn of another replica.
             logger.exception("what %s's replicas say of themselves is of no use", self.app_name)
+
+    def _list_replicas(self, replicas: Collection[RunningReplica]) -> None:
+        self._policy.update_replicas({r.replica_id.unique_id: self._facts(r) for r in replicas}, time.monotonic())
+        self._masked = frozenset()
+
+    def _mask(self, broken: frozenset[str]) -> None:
+        """These may have died: they are no candidates, until they have a connection again or are thought to live."""
+        if self._masked - broken:
+            self._list_replicas(self.curr_replicas.values())
+        for id_ in broken - self._masked:
+            self._policy.lost(id_)
+        self._masked = broken
 
     def _facts(self, running: RunningReplica) -> ReplicaFacts | None:
         metadata = self._metadata[running.replica_id.unique_id]
@@ -91,15 +103,15 @@ class ModelRouter(RequestRouter):
 
     async def _ranks(self, candidates: list[RunningReplica], pending: PendingRequest) -> list[list[RunningReplica]]:
         hint, name = _hint(pending), pending.metadata.internal_request_id
+        broken = frozenset() if self._asks is None else frozenset(self._asks.broken(self.app_name))
+        if broken != self._masked:
+            self._mask(broken)
         decision = self._decisions.get(name)
         if decision is None:
             decision = await self._decide(hint.key)
             self._decisions.keep(name, decision)
         by_id = {running.replica_id.unique_id: running for running in candidates}
-        shunned = set(hint.avoid)
-        if self._asks is not None:
-            shunned.update(self._asks.broken(self.app_name))
-        ranks = decision.ranks(by_id, shunned)
+        ranks = decision.ranks(by_id, broken.union(hint.avoid))
         for id_ in ranks[0][:1]:
             intent = self._policy.charge(name, decision.plan, id_, time.monotonic())
             if self._asks is not None:

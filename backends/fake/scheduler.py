@@ -91,7 +91,9 @@ class Scheduler:
             return
         words = shown_prompt(stream.request.prompt).split()
         shared = {slot: len(os.path.commonprefix([words, self._last_words[slot]])) for slot in self._free_slots}
-        slot = max(shared, key=lambda slot: (shared[slot], -self._used[slot]))
+        # Of less nobody's slot is taken away, as with real engines: prompts begin alike.
+        enough = 0.1 * len(words)
+        slot = max(shared, key=lambda slot: (shared[slot] if shared[slot] > enough else 0, -self._used[slot]))
         self._free_slots.remove(slot)
         heapify(self._free_slots)
         stream.slot = stream.source.slot = slot

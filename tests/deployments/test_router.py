@@ -285,6 +285,15 @@ async def test_a_replica_whose_connection_broke_comes_after_all_others(asking: F
     assert "a" not in counts(made)
 
 
+async def test_a_replica_whose_connection_broke_is_not_asked_until_it_is_back(asking: FakeAsks) -> None:
+    made = router(*[replica(name) for name in "abc"])
+    asking.dead, asking.holding = {"a"}, {"a": 2}
+    assert await first(made, "q1", key(1, 2)) != "a"
+    assert set(asking.asked[-1]) == {"b", "c"}
+    asking.dead = set()
+    assert await first(made, "q2", key(3, 4)) == "a"
+
+
 async def test_if_all_may_be_dead_they_are_tried_all_the_same(asking: FakeAsks) -> None:
     made = router(*[replica(name) for name in "ab"])
     asking.dead = {"a", "b"}
