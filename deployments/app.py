@@ -109,7 +109,7 @@ def model(args: dict[str, Any]) -> Application:
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,  # type: ignore[arg-type]
             # Replicas of a large fleet change what they say more rarely (`bookkeeping.py`).
-            request_routing_stats_period_s=ROUTING_STATS_S,
+            request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
         ),
     )
     entry = _deployment(

@@ -143,8 +143,8 @@ class Replica:
         question = _call.decode(call)
         try:
             async with self._book.enter(hint):
-                answered = await answer(self._backend, question)
-            reply = _Reply(msgspec.Raw(_encoder.encode(answered)), replica=self._name)
+                answered = _encoder.encode(await answer(self._backend, question))
+            reply = _Reply(msgspec.Raw(answered), replica=self._name)
         except Exception as error:
             reply = _Reply(error=_logged(error, question.id).info, replica=self._name)
         return _encoder.encode(reply)

@@ -245,7 +245,9 @@ class Observed:
 
 
 def landed(message: ToReplica) -> ToGateway | None:
-    return message.pull and ToGateway(message.number, digest=Digest(VERSION, 1, message.pull.since + 5, ((1, 2),)))
+    if message.pull is None:
+        return None
+    return ToGateway(message.number, digest=Digest(VERSION, 1, message.pull.since + 5, ((1, 2),)))
 
 
 @pytest.fixture
