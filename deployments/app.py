@@ -30,6 +30,8 @@ STREAMS_PER_GATEWAY = 4096
 SURGE_PERCENT = 25
 """Of the replicas, rounded up, are added before as many old ones stop when a deployment is updated. Serve's default is
 0: it stops first. Where there is no room for one more, a config sets `max_surge_percent: 0` for the deployment."""
+
+ROUTING_STATS_S = 2.0
 DRAIN_S = 600.0
 """How long a stopping replica may finish its streams. Serve's default of 20 s cuts every longer answer."""
 
@@ -100,18 +102,20 @@ def gateway(args: dict[str, Any]) -> Application:
 def model(args: dict[str, Any]) -> Application:
     """A model's application. `args` are `ModelSettings`."""
     settings = parse(ModelSettings, args)
-    slots = settings.backend.slots
-    queue = max(2, slots // 4) if settings.queue_slots is None else settings.queue_slots
     deployment = _deployment(
         _Model,
         name=MODEL_DEPLOYMENT,
-        max_ongoing_requests=slots + queue,
+        max_ongoing_requests=settings.max_ongoing_requests,
         max_queued_requests=settings.max_queued_requests,
-        autoscaling_config=_scaling(slots),
+        autoscaling_config=_scaling(settings.backend.slots),
         graceful_shutdown_timeout_s=DRAIN_S,
         max_surge_percent=SURGE_PERCENT,
         health_check_period_s=5,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER,  # type: ignore[arg-type]
+            # Replicas of a large fleet change what they say more rarely (`bookkeeping.py`).
+            request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
+        ),
     )
     entry = _deployment(
         _Entry,

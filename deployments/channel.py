@@ -3,9 +3,14 @@
 Each replica listens on a TCP port; each gateway keeps one connection to it. Everything the replica's streams produced
 for one gateway within one turn of its event loop leaves as one write: coalesced by readiness, never by a timer.
 
-    connection := Hello Envelope*          each a 4-byte little-endian length and that many bytes of msgpack
-    Hello      := [secret, gateway id]     gateway -> replica, once
-    Envelope   := [[stream id, Frame]*]    replica -> gateway
+    gateway -> replica   Hello ToReplica*              each a 4-byte little-endian length and that many bytes of msgpack
+    replica -> gateway   (Envelope | ToGateway)*
+    Hello                [secret, gateway id]
+    Envelope             [[stream id, Frame]*]
+    ToReplica, ToGateway {…}                           what the router asks, and what it is answered (`routing/ask.py`)
+
+The messages beside the frames are maps, so a message's first byte tells what it is. They are opaque here: whoever wants
+them sets `on_aside`. What a reader does not understand of them it passes over; a bad envelope ends the connection.
 
 Loss is seen at once: a broken connection fails the streams that ran over it. Nothing is re-sent; a stream that has
 begun on a connection ends with it, so no frame can be missing in the middle. A replica that has no connection from
@@ -20,12 +25,13 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import cast
 
 import msgspec
 
+from deployments.routing.connections import most_used
 from protocols.errors import BackendLost, ClientTooSlow, ReplicaStopping, ServingError
 from protocols.events import Failed, Finished, Frame
 
@@ -33,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 4
 MAX_HELLO_BYTES = 1024
+"""Of anything a gateway sends: the router's questions are smaller still."""
 MAX_ENVELOPE_BYTES = 64 * 2**20
 UNREAD_LIMIT_BYTES = 64 * 2**20
 """What a replica keeps for a gateway that does not read; past it the connection is cut."""
@@ -56,9 +63,33 @@ class ReturnAddress(msgspec.Struct, frozen=True, array_like=True):
     stream: int
 
 
+_NONE: Mapping[str, ChannelAddress] = {}
 _hello = msgspec.msgpack.Decoder(tuple[str, str])
 _envelope = msgspec.msgpack.Decoder(list[tuple[int, Frame]])
 _encoder = msgspec.msgpack.Encoder()
+
+
+REVIEW_S = 10.0
+"""How often it is looked at which replicas are used most, where not all can have a connection."""
+
+BROKEN_S = 15.0
+"""How long a replica whose connection broke is thought to have died, if Serve goes on listing it."""
+
+MAX_UNSENT_BYTES = 64 * 2**10
+"""A connection with more than that in its buffer is stuck, and is asked nothing more."""
+
+
+def framed(message: object) -> bytearray:
+    """`message` as it goes over a connection."""
+    data = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, data, LENGTH_BYTES)
+    data[:LENGTH_BYTES] = (len(data) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return data
+
+
+def _is_aside(message: bytes) -> bool:
+    """Whether it is a map of up to 15 entries, by its first byte."""
+    return message[0] & 0xF0 == 0x80
 
 
 class _Framed(asyncio.Protocol):
@@ -74,10 +105,7 @@ class _Framed(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
 
     def send(self, message: object) -> None:
-        data = bytearray(LENGTH_BYTES)
-        _encoder.encode_into(message, data, LENGTH_BYTES)
-        data[:LENGTH_BYTES] = (len(data) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
-        self.transport.write(data)
+        self.transport.write(framed(message))
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -116,6 +144,10 @@ class GatewayLink(_Framed):
         self.open = False
 
     def message_received(self, message: bytes) -> None:
+        if self.gateway and _is_aside(message):
+            if self._server.on_aside is not None:
+                self._server.on_aside(self, message)
+            return
         try:
             secret, gateway = _hello.decode(message)
         except msgspec.DecodeError:
@@ -157,6 +189,8 @@ class ChannelServer:
 
     def __init__(self) -> None:
         self.secret = secrets.token_urlsafe(24)
+        self.on_aside: Callable[[GatewayLink, bytes], None] | None = None
+        """Told of a gateway's messages other than its hello. Must not raise: that would end the connection."""
         self._links: dict[str, GatewayLink] = {}
         self._connected: set[GatewayLink] = set()
         self._server: asyncio.Server | None = None
@@ -202,6 +236,8 @@ class Inbox:
     def __init__(self, stream: int, choices: int, limit: int) -> None:
         self.stream = stream
         self.replica: ReplicaLink | None = None
+        self.routed_to = ""
+        """The id of the replica that took the request, once Serve has said so."""
         self.on_overflow: Callable[[], None] | None = None
         self._unfinished = choices
         self._limit = limit
@@ -284,11 +320,24 @@ class ReplicaLink(_Framed):
         self._lost = lost
         self._inboxes: set[Inbox] = set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no stream runs over it, as far as is known here."""
+        return not self._inboxes
+
+    @property
+    def stuck(self) -> bool:
+        return self.transport.is_closing() or self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.send((self._address.secret, self._hub.gateway))
 
     def message_received(self, message: bytes) -> None:
+        if message[0] & 0xF0 == 0x80:  # `_is_aside`, written out: this is done for every step of every engine
+            if self._hub.on_aside is not None:
+                self._hub.on_aside(self, message)
+            return
         for stream, frame in _envelope.decode(message):
             inbox = self._hub.inbox(stream)
             if inbox is None:
@@ -303,6 +352,8 @@ class ReplicaLink(_Framed):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail_all(BackendLost("The connection to the model's replica was lost."))
+        if self._hub.on_lost is not None:
+            self._hub.on_lost(self)
         self._lost()
 
     def hand_over(self) -> None:
@@ -320,18 +371,27 @@ class ReplicaLink(_Framed):
 class ChannelHub:
     """A gateway's connections to all replicas of all models, and the inboxes of its open streams."""
 
-    def __init__(self, stream_buffer_frames: int, handover_after_s: float = 120.0) -> None:
+    def __init__(self, stream_buffer_frames: int, handover_after_s: float = 120.0, max_connections: int = 256) -> None:
+        """With more than `max_connections` replicas, those that are used most get one."""
         self.gateway = secrets.token_urlsafe(9)
+        self.loop = asyncio.get_running_loop()
         self.on_capacity: Callable[[str, int], None] | None = None
         """Told how many requests the replicas of a model can take, all together, whenever that changes."""
+        self.on_aside: Callable[[ReplicaLink, bytes], None] | None = None
+        """Told of a replica's messages beside the frames. Must not raise: that would end the connection."""
+        self.on_lost: Callable[[ReplicaLink], None] | None = None
         self._limit = stream_buffer_frames
         self._handover_after_s = handover_after_s
-        self._loop = asyncio.get_running_loop()
+        self._max_connections = max_connections
         self._streams = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
         self._keepers: dict[ChannelAddress, asyncio.Task[None]] = {}
-        self._wanted: dict[str, frozenset[ChannelAddress]] = {}
+        self._replicas: dict[str, dict[str, ChannelAddress]] = {}  # by model and id: those that Serve lists
+        self._chosen: set[ChannelAddress] = set()  # of those, the ones to be connected to
         self._links: dict[ChannelAddress, ReplicaLink] = {}
+        self._broken: dict[ChannelAddress, float] = {}  # until when
+        self._uses: dict[ChannelAddress, float] = {}
+        self._review: asyncio.TimerHandle | None = None
 
     def inbox(self, stream: int) -> Inbox | None:
         return self._inboxes.get(stream)
@@ -352,22 +412,80 @@ class ChannelHub:
     def connected(self) -> Set[ChannelAddress]:
         return self._links.keys()
 
+    def link(self, model: str, replica: str) -> ReplicaLink | None:
+        """The open connection to a replica, if there is one that can be written to."""
+        address = self._replicas.get(model, _NONE).get(replica)
+        link = None if address is None else self._links.get(address)
+        return None if link is None or link.stuck else link
+
+    def replicas(self) -> Mapping[str, Set[str]]:
+        """The ids of each model's replicas."""
+        return {model: addresses.keys() for model, addresses in self._replicas.items()}
+
+    def broken(self, model: str) -> Set[str]:
+        """Replicas that Serve lists and whose connection has just broken: they may be dead. From any thread."""
+        if not self._broken:
+            return frozenset()
+        now, broken = self.loop.time(), dict(self._broken)
+        return {id_ for id_, address in self._replicas.get(model, _NONE).items() if broken.get(address, 0.0) > now}
+
+    def routed(self, stream: int, replica: str) -> None:
+        """`replica` has taken the request whose frames go to `stream`. From any thread."""
+        inbox = self._inboxes.get(stream)
+        if inbox is not None:
+            inbox.routed_to = replica
+
+    def use(self, model: str, replicas: Iterable[str]) -> None:
+        """These replicas are asked or given requests: they deserve a connection, if not all can have one."""
+        if self._review is not None:
+            addresses = self._replicas.get(model, _NONE)
+            for id_ in replicas:
+                if (address := addresses.get(id_)) is not None:
+                    self._uses[address] = self._uses.get(address, 0.0) + 1.0
+
     def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int = 0) -> None:
         """The replicas `model` has now, by replica id, and how many requests they take. From any thread.
 
         A replica that is not among them any more is gone, or finishes its streams to stop. Those that it has not
         finished after `handover_after_s` are taken from it.
         """
-        self._loop.call_soon_threadsafe(self._set_replicas, model, frozenset(addresses.values()), capacity)
+        self.loop.call_soon_threadsafe(self._set_replicas, model, dict(addresses), capacity)
 
-    def _set_replicas(self, model: str, addresses: frozenset[ChannelAddress], capacity: int) -> None:
-        for address in self._wanted.get(model, frozenset()) - addresses:
-            self._loop.call_later(self._handover_after_s, self._hand_over, address)
-        self._wanted[model] = addresses
-        for address in addresses - self._keepers.keys():
-            self._keepers[address] = self._loop.create_task(self._keep_connected(address))
+    def _set_replicas(self, model: str, addresses: dict[str, ChannelAddress], capacity: int) -> None:
+        for address in set(self._replicas.get(model, _NONE).values()).difference(addresses.values()):
+            self.loop.call_later(self._handover_after_s, self._hand_over, address)
+            self._uses.pop(address, None)
+            self._broken.pop(address, None)
+        self._replicas[model] = addresses
+        self._choose()
         if self.on_capacity is not None:
             self.on_capacity(model, capacity)
+
+    def _choose(self) -> None:
+        wanted = {address for addresses in self._replicas.values() for address in addresses.values()}
+        self._chosen = most_used(wanted, self._links.keys(), self._uses, self._max_connections)
+        for address in self._chosen - self._keepers.keys():
+            self._keepers[address] = self.loop.create_task(self._keep_connected(address))
+        if len(wanted) == len(self._chosen):
+            if self._review is not None:
+                self._review.cancel()
+                self._review = None
+            self._uses.clear()
+            return
+        # Some have a request, and no frame of it has come yet.
+        busy = {inbox.routed_to for inbox in self._inboxes.values()}
+        for addresses in self._replicas.values():
+            for id_, address in addresses.items():
+                link = None if address in self._chosen or id_ in busy else self._links.get(address)
+                if link is not None and link.idle:
+                    link.transport.close()
+        if self._review is None:
+            self._review = self.loop.call_later(REVIEW_S, self._review_connections)
+
+    def _review_connections(self) -> None:
+        self._review = None
+        self._choose()
+        self._uses = {address: uses / 2 for address, uses in self._uses.items() if uses > 0.1}
 
     def _hand_over(self, address: ChannelAddress) -> None:
         link = self._links.get(address)
@@ -375,7 +493,7 @@ class ChannelHub:
             link.hand_over()
 
     def _is_wanted(self, address: ChannelAddress) -> bool:
-        return any(address in addresses for addresses in self._wanted.values())
+        return any(address in addresses.values() for addresses in self._replicas.values())
 
     async def _keep_connected(self, address: ChannelAddress) -> None:
         try:
@@ -386,8 +504,8 @@ class ChannelHub:
     async def _reconnect_while_wanted(self, address: ChannelAddress) -> None:
         """A replica that drains leaves the list before its streams end: its connection is kept, but not renewed."""
         attempt = 0
-        while self._is_wanted(address):
-            lost = self._loop.create_future()
+        while address in self._chosen:
+            lost = self.loop.create_future()
 
             def on_lost(lost: asyncio.Future[None] = lost) -> None:
                 if not lost.done():
@@ -395,17 +513,20 @@ class ChannelHub:
 
             link = ReplicaLink(self, address, on_lost)
             try:
-                await self._loop.create_connection(lambda link=link: link, address.host, address.port)  # type: ignore[misc]
+                await self.loop.create_connection(lambda link=link: link, address.host, address.port)  # type: ignore[misc]
             except OSError as error:
                 if attempt == 0:
                     logger.warning("channel: cannot reach %s:%d (%s)", address.host, address.port, error)
             else:
-                connected_at = self._loop.time()
+                connected_at = self.loop.time()
                 self._links[address] = link
+                self._broken.pop(address, None)
                 try:
                     await lost
+                    if address in self._chosen:
+                        self._broken[address] = self.loop.time() + BROKEN_S
                 finally:
-                    if self._loop.time() - connected_at > RECONNECT_S[-1]:
+                    if self.loop.time() - connected_at > RECONNECT_S[-1]:
                         attempt = 0  # it worked for a while; a replica that hangs up at once is not asked all the time
                     del self._links[address]
                     link.transport.abort()
@@ -413,6 +534,8 @@ class ChannelHub:
             attempt += 1
 
     async def aclose(self) -> None:
+        if self._review is not None:
+            self._review.cancel()
         keepers, self._keepers = list(self._keepers.values()), {}
         for keeper in keepers:
             keeper.cancel()

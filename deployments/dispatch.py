@@ -29,15 +29,17 @@ from ray.serve.exceptions import (
 
 from deployments import ray_compat
 from deployments.admission import Lines
+from deployments.asks import Asks
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
 from deployments.failover import Journey, pause_after
 from deployments.fan_out import side_by_side
 from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
-from deployments.routing.policy import RoutingHint, estimate_tokens
+from deployments.routing.hint import UNKNOWN, RoutingHint
+from deployments.routing.key import PrefixKey, bare_key, prefix_key
 from deployments.settings import GatewaySettings
-from protocols.calls import AnswerT, EmbeddingRequest, Question
+from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import (
     BackendLost,
     DeadlineExceeded,
@@ -46,7 +48,7 @@ from protocols.errors import (
     ServingError,
     Unavailable,
 )
-from protocols.events import Failed, Frame
+from protocols.events import Failed, Frame, Started
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
@@ -62,10 +64,32 @@ _ANSWER_GROWTH = 8
 LOOK_EVERY_S = 1.0
 """How often a request that waits for its first frame looks whether one can be expected at all."""
 
+INLINE_KEY_BYTES = 64 * 1024
+"""Of a larger request the key is made in a thread: it takes the event loop longer than anything else here."""
+
+_COMPUTED = (EmbeddingRequest, RerankRequest)
+"""Questions that an engine has to compute tokens for."""
+
 LATE_FRAMES_S = 5.0
 """How long the last frames may trail the handle's acknowledgement: they are two connections."""
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+class _Trip:
+    """What is kept of a request while it goes from replica to replica: its key, those that were lost, its last moment.
+
+    `deadline` is of the loop's clock.
+    """
+
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline
+        self.key: PrefixKey | None = None
+        self.lost: list[str] = []
+
+
+async def _key(request: Request, payload_bytes: int) -> PrefixKey:
+    return await asyncio.to_thread(prefix_key, request) if payload_bytes > INLINE_KEY_BYTES else prefix_key(request)
 
 
 def serving_error(error: Exception, model: str) -> ServingError:
@@ -93,9 +117,10 @@ def serving_error(error: Exception, model: str) -> ServingError:
 class Dispatcher:
     """The `ModelPool` of a gateway."""
 
-    def __init__(self, settings: GatewaySettings, hub: ChannelHub) -> None:
+    def __init__(self, settings: GatewaySettings, hub: ChannelHub, asks: Asks | None = None) -> None:
         self._settings = settings
         self._hub = hub
+        self._asks = asks
         self._lines = Lines(settings.max_queued_requests, time.monotonic)
         hub.on_capacity = lambda model, capacity: self._lines.of(model).set_capacity(capacity)
         self._handles: dict[str, Any] = {}
@@ -109,11 +134,11 @@ class Dispatcher:
         await self.catalog.find(request.model)
         journey = Journey(request, self._settings.retries)
         limits = [limit for limit in (request.timeout_s, self._settings.request_timeout_s) if limit is not None]
-        deadline = asyncio.get_running_loop().time() + min(limits) if limits else math.inf
+        trip = _Trip(asyncio.get_running_loop().time() + min(limits) if limits else math.inf)
         async with self._lines.of(request.model).place(min(limits, default=self._settings.first_frame_timeout_s)):
             while not journey.complete:
                 parts = journey.requests()
-                runs = [partial(self._attempt, part, deadline) for part in parts]
+                runs = [partial(self._attempt, part, trip) for part in parts]
                 try:
                     async with aclosing(runs[0]() if len(runs) == 1 else side_by_side(runs)) as frames:
                         async for frame in frames:
@@ -144,7 +169,7 @@ class Dispatcher:
         # Vectors, and the tokens of a long text, are larger than what they are made of.
         large = isinstance(call, EmbeddingRequest) or _ANSWER_GROWTH * len(payload) > GRPC_REQUEST_LIMIT_BYTES
         handle = ray_compat.unary_handle(self._handle(call.model), by_reference=large)
-        hint = RoutingHint(estimate_tokens(len(payload), max_tokens=1))
+        hint = RoutingHint(bare_key(len(payload))) if isinstance(call, _COMPUTED) else UNKNOWN
         # As in `_attempt`: a context of its own, and so a cancellation of our own.
         response: Any = contextvars.Context().run(handle.call.remote, payload, hint=hint)
         return [await self._reply(response, response.cancel, call.model)]
@@ -155,8 +180,7 @@ class Dispatcher:
         Such calls cannot be taken back, so they must be short.
         """
         handle = ray_compat.unary_handle(self._handle(call.model), by_reference=False)
-        hint = RoutingHint(1)
-        response = contextvars.Context().run(handle.broadcast, "call", _encoder.encode(call), hint=hint)
+        response = contextvars.Context().run(handle.broadcast, "call", _encoder.encode(call), hint=UNKNOWN)
         return await self._reply(response.results_async(), lambda: None, call.model)
 
     async def _reply(self, reply: Awaitable[T], cancel: Callable[[], None], model: str) -> T:
@@ -177,18 +201,19 @@ class Dispatcher:
         except Exception as error:
             raise serving_error(error, model) from None
 
-    async def _attempt(self, request: Request, deadline: float = math.inf) -> AsyncGenerator[Frame, None]:
-        """One call of one replica, to be over by `deadline` of the loop's clock.
-
-        Raises whatever it ends with other than `Finished`.
-        """
+    async def _attempt(self, request: Request, trip: _Trip) -> AsyncGenerator[Frame, None]:
+        """One call of one replica. Raises whatever it ends with other than `Finished`."""
+        deadline = trip.deadline
         started_by = asyncio.get_running_loop().time() + self._settings.first_frame_timeout_s
         payload = _encoder.encode(request)
         handle = ray_compat.streaming_handle(
             self._handle(request.model), by_reference=len(payload) > GRPC_REQUEST_LIMIT_BYTES
         )
-        hint = RoutingHint(estimate_tokens(len(payload), request.max_tokens))
+        if trip.key is None:
+            trip.key = await _key(request, len(payload))
+        key = trip.key
         with self._hub.open(request.n) as inbox:
+            hint = RoutingHint(key, inbox.stream, tuple(trip.lost))
             to = ReturnAddress(self._hub.gateway, inbox.stream if self._settings.step_channel else 0)
             # Serve names a call after the HTTP request whose context it is made in, and matches waiting calls to
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
@@ -199,6 +224,7 @@ class Dispatcher:
             try:
                 frame = await self._first_frame(inbox, request.model, min(deadline, started_by))
                 delivered = False
+                self._observe_started(request.model, key, frame)
                 while True:
                     if frame.events and isinstance(frame.events[-1], Failed):
                         # What came along with the failure. Before the first frame, all of it may come again.
@@ -211,6 +237,10 @@ class Dispatcher:
                         break
                     async with asyncio.timeout_at(None if deadline == math.inf else deadline):
                         frame = await inbox.get()
+            except BackendLost:
+                if inbox.routed_to:
+                    trip.lost.append(inbox.routed_to)
+                raise
             except TimeoutError:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise DeadlineExceeded("The answer took longer than it was allowed to.") from None
@@ -231,6 +261,10 @@ class Dispatcher:
                 if loop.time() >= by:
                     raise
                 self.catalog.require_startable(model)
+
+    def _observe_started(self, model: str, key: PrefixKey, frame: Frame) -> None:
+        if self._asks is not None and frame.events and isinstance(started := frame.events[0], Started):
+            self._asks.started(model, key, started.prompt_tokens, started.cached_tokens)
 
     def _release(self, inbox: Inbox, response: Any, reader: asyncio.Task[None]) -> None:
         """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting hangs on."""

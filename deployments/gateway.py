@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from deployments import channel
+from deployments import asks, channel
 from deployments.dispatch import Dispatcher
 from deployments.http import build_app
 from deployments.middleware import ASGIApp
 from deployments.naming import NamedModels
+from deployments.routing.policy import PolicyOptions
 from deployments.settings import GatewaySettings
 
 
@@ -17,13 +18,21 @@ class GatewayReplica:
         self._settings = settings
 
     async def start(self) -> ASGIApp:
-        self._hub = channel.ChannelHub(self._settings.stream_buffer_frames, self._settings.handover_after_s)
+        settings = self._settings
+        self._hub = channel.ChannelHub(
+            settings.stream_buffer_frames, settings.handover_after_s, settings.max_channel_connections
+        )
         channel.install_hub(self._hub)
-        self._dispatcher = Dispatcher(self._settings, self._hub)
+        self._asks = asks.Asks(self._hub, PolicyOptions(asks=settings.asks, affinity_weight=settings.affinity_weight))
+        asks.install(self._asks)
+        self._asks.start()
+        self._dispatcher = Dispatcher(settings, self._hub, self._asks)
         self._dispatcher.catalog.start()
         return build_app(NamedModels(self._dispatcher), self._settings, echo_request_id=False)
 
     async def aclose(self) -> None:
         channel.install_hub(None)
+        asks.install(None)
+        self._asks.aclose()
         await self._dispatcher.catalog.aclose()
         await self._hub.aclose()

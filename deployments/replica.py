@@ -1,4 +1,7 @@
-"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream."""
+"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream.
+
+It also keeps the book that routers ask for (`routing/tracker.py`), and answers them on the same connections.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from backends import create
 from backends.answers import answer
 from backends.base import BackendStats, ModelCard
 from deployments import autoscaling
+from deployments.bookkeeping import Book
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
-from deployments.routing.policy import RoutingHint
+from deployments.routing.ask import VERSION
+from deployments.routing.hint import RoutingHint
 from deployments.settings import ModelSettings
 from deployments.watchdog import watch
 from protocols.calls import AnswerT, ModelCall, Question
@@ -63,6 +68,10 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
 
     channel: ChannelAddress
     card: ModelCard
+    routing_version: int = 0
+    """Of the router's questions that it answers; 0: none."""
+    prefill_rate: float = 0.0
+    """About how many prompt tokens it computes per second."""
 
     def to_plain(self) -> dict[str, Any]:
         plain = msgspec.to_builtins(self)
@@ -107,24 +116,34 @@ class Replica:
         self._watchdog: asyncio.Task[None] | None = None
         self._closing = False
         self._streams = 0
+        self._max_ongoing = settings.max_ongoing_requests
 
     async def start(self) -> None:
         card = await self._backend.start()
-        self._metadata = ReplicaMetadata(await self._channel.start(self._node_ip), card)
+        self._book = Book(card, self._backend.stats, self._max_ongoing)
+        self._channel.on_aside = self._book.on_aside
+        address = await self._channel.start(self._node_ip)
+        self._metadata = ReplicaMetadata(address, card, VERSION, self._book.expected_rate)
         self._watchdog = asyncio.get_running_loop().create_task(watch(self._backend, self._stall_timeout_s))
 
     async def generate(self, request: bytes, hint: RoutingHint, to: bytes) -> AsyncGenerator[bytes, None]:
         """Runs `request` and sends its frames to `to`: over the channel if connected, else as this stream's items.
 
-        `hint` is for the caller's router and is not read here. Never raises for a request: a failure is the last frame.
+        `hint` is what the caller's router knows of it. Never raises for a request: a failure is the last frame.
         """
         address = _address.decode(to)
         link = self._channel.link(address.gateway) if address.stream else None
-        async with aclosing(self._frames(_request.decode(request))) as frames:
+        entry = self._book.enter(hint)
+        pushed = False
+        async with aclosing(self._frames(_request.decode(request))) as frames, entry:
             async for frame in frames:
-                if link is None:
+                entry.observe(frame)
+                if link is not None and link.push(address.stream, frame):
+                    pushed = True
+                elif not pushed:
+                    link = None  # if there was a connection, nothing can have been lost with it
                     yield _encoder.encode(frame)
-                elif not link.push(address.stream, frame):
+                else:
                     # What was pushed before may be lost with the connection, so the stream cannot go on elsewhere.
                     yield _encoder.encode(_failed(BackendLost("The connection to the gateway was lost.")))
                     return
@@ -149,7 +168,9 @@ class Replica:
         """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
         question = _call.decode(call)
         try:
-            reply = _Reply(msgspec.Raw(_encoder.encode(await answer(self._backend, question))), replica=self._name)
+            async with self._book.enter(hint):
+                answered = _encoder.encode(await answer(self._backend, question))
+            reply = _Reply(msgspec.Raw(answered), replica=self._name)
         except Exception as error:
             reply = _Reply(error=_logged(error, question.id).info, replica=self._name)
         return _encoder.encode(reply)
@@ -160,6 +181,10 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return autoscaling.report(self._backend.stats())  # async: a plain method Serve would call on another thread
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Not a plain function: Serve would run it in a thread."""
+        return self._book.stats()
 
     async def check_health(self) -> None:
         await self._backend.check_health()

@@ -1,81 +1,178 @@
 """The thin shell between Serve's request router and `deployments.routing`.
 
 It runs in the gateway's process, one per model. Serve pickles this module by value: keep state and decisions elsewhere.
+Above all no msgspec struct may be defined here: its copy has no fields.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments import channel, replica
-from deployments.routing import policy
-from deployments.routing.load import TokenLoad
+from deployments import asks, channel
+from deployments.replica import ReplicaMetadata
+from deployments.routing.ask import VERSION, Ask, Digest
+from deployments.routing.decision import Decision, Decisions
+from deployments.routing.fleet import ReplicaFacts
+from deployments.routing.hint import UNKNOWN, RoutingHint
+from deployments.routing.key import PrefixKey
+from deployments.routing.policy import Policy, PolicyOptions
 
 logger = logging.getLogger(__name__)
 
 
 class ModelRouter(RequestRouter):
-    """Routes a model's requests by `policy.rank`, and tells the gateway's channel hub which replicas there are."""
+    """Routes a model's requests by `Policy`, and tells the gateway's channel hub which replicas there are."""
 
     def initialize_state(self, **_: Any) -> None:
-        self._load = TokenLoad()
+        self._asks = asks.current()
+        self._policy = Policy(PolicyOptions(asks=False) if self._asks is None else self._asks.options)
+        self._metadata: dict[str, ReplicaMetadata | None] = {}
+        self._decisions = Decisions()
+        self._masked: frozenset[str] = frozenset()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self._asks is not None:
+            self._asks.observe(self.app_name, self)
+
+    # --- which replicas there are ------------------------------------------------
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._load.keep_only(running.replica_id.unique_id for running in replicas)
-        tell_hub(self.app_name, replicas)
+        known = self._metadata
+        self._metadata = {
+            id_: known[id_] if id_ in known else ReplicaMetadata.from_plain(running.replica_metadata)
+            for running in replicas
+            for id_ in (running.replica_id.unique_id,)
+        }
+        _tell_hub(self.app_name, replicas, self._metadata)
+        try:
+            self._loop = asyncio.get_running_loop()
+            self._list_replicas(replicas)
+            for running in replicas:
+                self._policy.observe_stats(running.replica_id.unique_id, running.routing_stats, time.monotonic())
+        except Exception:
+            # It would end Serve's updates, and the router would never learn of another replica.
+            logger.exception("what %s's replicas say of themselves is of no use", self.app_name)
+
+    def _list_replicas(self, replicas: Collection[RunningReplica]) -> None:
+        self._policy.update_replicas({r.replica_id.unique_id: self._facts(r) for r in replicas}, time.monotonic())
+        self._masked = frozenset()
+
+    def _mask(self, broken: frozenset[str]) -> None:
+        """These may have died: they are no candidates, until they have a connection again or are thought to live."""
+        if self._masked - broken:
+            self._list_replicas(self.curr_replicas.values())
+        for id_ in broken - self._masked:
+            self._policy.lost(id_)
+        self._masked = broken
+
+    def _facts(self, running: RunningReplica) -> ReplicaFacts | None:
+        metadata = self._metadata[running.replica_id.unique_id]
+        if metadata is None:
+            return None
+        return ReplicaFacts(
+            metadata.card.slots, running.max_ongoing_requests, metadata.prefill_rate, metadata.routing_version
+        )
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._policy.lost(replica_id.unique_id)
+
+    # --- one request --------------------------------------------------------------
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks for Serve: the best replica, the next best, then all. Serve takes the first that has room."""
-        if pending_request is not None:
-            # Without it, a turn in which every rank is full is repeated at once, and starves the event loop.
-            pending_request.routing_context.should_backoff = True
+        """Ranks for Serve, which takes the first that has room: the best replicas one by one, then all."""
+        if pending_request is None:
+            return _power_of_two(candidate_replicas)
+        # Without it, a turn in which every rank is full is repeated at once, and starves the event loop.
+        pending_request.routing_context.should_backoff = True
         try:
-            ranked = self._rank(candidate_replicas, pending_request)
+            return await self._ranks(candidate_replicas, pending_request)
         except Exception:
             # Serve drops a request whose router raises, and its caller waits forever. Any replica is better than that.
-            logger.exception("routing failed; any replica of %s may take the request", self.app_name)
-            return [candidate_replicas]
-        # The last rank is everybody: one full or slow replica must not hold a request that others could run.
-        return [[best] for best in ranked[:2]] + [candidate_replicas]
+            logger.exception("routing failed; a request of %s goes by the shorter queue of two", self.app_name)
+            return _power_of_two(candidate_replicas)
 
-    def _rank(self, candidates: list[RunningReplica], pending: PendingRequest | None) -> list[RunningReplica]:
+    async def _ranks(self, candidates: list[RunningReplica], pending: PendingRequest) -> list[list[RunningReplica]]:
+        hint, name = _hint(pending), pending.metadata.internal_request_id
+        broken = frozenset() if self._asks is None else frozenset(self._asks.broken(self.app_name))
+        if broken != self._masked:
+            self._mask(broken)
+        decision = self._decisions.get(name)
+        if decision is None:
+            decision = await self._decide(hint.key)
+            self._decisions.keep(name, decision)
         by_id = {running.replica_id.unique_id: running for running in candidates}
-        ids = list(by_id)
-        random.shuffle(ids)
-        now = time.monotonic()
-        ranked = policy.rank(ids, self._load.snapshot(now))
-        if pending is not None and ranked:
-            self._load.reserve(pending.metadata.internal_request_id, ranked[0], _hint(pending).tokens, now)
-        return [by_id[replica_id] for replica_id in ranked]
+        ranks = decision.ranks(by_id, broken.union(hint.avoid))
+        for id_ in ranks[0][:1]:
+            intent = self._policy.charge(name, decision.plan, id_, time.monotonic())
+            if self._asks is not None:
+                self._asks.chosen(self.app_name, id_, intent)
+        return [[by_id[id_] for id_ in rank] for rank in ranks]
+
+    async def _decide(self, key: PrefixKey) -> Decision:
+        plan = self._policy.plan(key, time.monotonic())
+        heard = asks.Heard()
+        if plan.ask and self._asks is not None:
+            heard = await self._asks.ask(self.app_name, plan.ask, Ask(VERSION, key.rungs, key.adapter))
+        return Decision(plan, self._policy.rank(plan, heard.replies, time.monotonic(), heard.asked))
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._load.accept(pending_request.metadata.internal_request_id, replica_id.unique_id)
+        name = pending_request.metadata.internal_request_id
+        self._decisions.done(name)
+        self._policy.accepted(name, replica_id.unique_id, time.monotonic())
+        call = _hint(pending_request).call
+        if call and self._asks is not None:
+            self._asks.routed(call, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._load.release(internal_request_id)
+        """Serve calls it from any thread, and for a replica that has refused a request too."""
+        self._policy.complete(internal_request_id, time.monotonic())
+        self._decisions.refused(internal_request_id, replica_id.unique_id)
+
+    # --- what the gateway tells (`asks.Observer`) ------------------------------------
+
+    def observe_started(self, key: PrefixKey, prompt_tokens: int, cached_tokens: int) -> None:
+        self._on_loop(self._policy.observe_started, key, prompt_tokens, cached_tokens)
+
+    def observe_digest(self, replica: str, digest: Digest) -> None:
+        self._on_loop(self._policy.observe_digest, replica, digest, time.monotonic())
+
+    def _on_loop(self, observe: Any, *args: Any) -> None:
+        """The policy belongs to the loop Serve runs this router on, which need not be the gateway's."""
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            observe(*args)
+        else:
+            self._loop.call_soon_threadsafe(observe, *args)
 
 
 def tell_hub(model: str, replicas: list[RunningReplica]) -> None:
     """Tells this process's channel hub which replicas `model` has, and how many requests they take."""
+    found = {r.replica_id.unique_id: ReplicaMetadata.from_plain(r.replica_metadata) for r in replicas}
+    _tell_hub(model, replicas, found)
+
+
+def _tell_hub(model: str, replicas: Collection[RunningReplica], metadata: Mapping[str, ReplicaMetadata | None]) -> None:
     hub = channel.current_hub()
     if hub is None:
         return
-    addresses = {}
-    for running in replicas:
-        metadata = replica.ReplicaMetadata.from_plain(running.replica_metadata)
-        if metadata is not None:
-            addresses[running.replica_id.unique_id] = metadata.channel
+    addresses = {id_: known.channel for id_, known in metadata.items() if known is not None}
     hub.set_replicas(model, addresses, sum(running.max_ongoing_requests for running in replicas))
 
 
-def _hint(pending: PendingRequest) -> policy.RoutingHint:
+def _power_of_two(candidates: list[RunningReplica]) -> list[list[RunningReplica]]:
+    """Serve takes the shorter queue within a rank."""
+    return [random.sample(candidates, 2), candidates] if len(candidates) > 2 else [candidates]
+
+
+def _hint(pending: PendingRequest) -> RoutingHint:
     hint = pending.kwargs.get("hint")
-    return hint if isinstance(hint, policy.RoutingHint) else policy.RoutingHint(tokens=policy.TYPICAL_OUTPUT_TOKENS)
+    return hint if isinstance(hint, RoutingHint) else UNKNOWN

@@ -95,6 +95,23 @@ class GatewaySettings(_Settings):
     step_channel: bool = Field(
         True, description="False sends tokens over Serve's handle stream only: slower, same result."
     )
+    max_channel_connections: int = Field(
+        256,
+        ge=1,
+        description="Replicas that one gateway keeps a connection to; with more of them, those it uses most. The "
+        "others send over Serve's handle stream, and are not asked what they hold.",
+    )
+    asks: bool = Field(
+        True,
+        description="Before it routes a request, a gateway asks a few replicas which of its prefixes they hold and how "
+        "long their queue is. False: it goes by what it has sent them itself.",
+    )
+    affinity_weight: float | None = Field(
+        None,
+        gt=0,
+        description="What a second of computing a prompt counts against a second of waiting for a replica that holds "
+        "it. Default: 2, or 3 where most prompt tokens are found cached: what is computed evicts what others need.",
+    )
 
 
 class ReasoningDefaults(_Settings):
@@ -143,6 +160,12 @@ class ModelSettings(_Settings):
         description="A replica whose engine has work and does not move for this long ends, and is replaced. Longer "
         "than the longest step: for a large model on a CPU that is a batch of prompt tokens.",
     )
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        """What a replica accepts."""
+        slots = self.backend.slots
+        return slots + (max(2, slots // 4) if self.queue_slots is None else self.queue_slots)
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

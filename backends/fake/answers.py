@@ -52,6 +52,8 @@ class Source(Protocol):
     done: bool
     slot: int
     """Which one it has, once it runs."""
+    cached: int
+    """Tokens of its prompt that were found there."""
 
     def step(self) -> list[Frame]: ...
 
@@ -135,6 +137,7 @@ class Generated:
             raise InvalidRequest("A request with several choices cannot be resumed", param="n")
         self.done = False
         self.slot = -1
+        self.cached = 0
         self._extras = request.extras
         self._echo = Echo(shown_prompt(request.prompt), request.sampling) if request.extras.echo else None
         self._fault = fault
@@ -155,14 +158,14 @@ class Generated:
         self._steps += 1
         if self._steps == 1:
             self._admitted = self._clock()
-            started = Started(self.prompt_tokens, 0, self._first_choice, self._echo)
+            started = Started(self.prompt_tokens, self.cached, self._first_choice, self._echo)
             return [Frame((started,), choice=self._first_choice)]
         progress: list[Frame] = []
         if not self._first_token:
             self._first_token = self._clock()
             if self._extras.progress:
                 ms = (self._first_token - self._admitted) * 1000
-                event = Progress(self.prompt_tokens, 0, self.prompt_tokens, ms, self._first_choice)
+                event = Progress(self.prompt_tokens, self.cached, self.prompt_tokens, ms, self._first_choice)
                 progress = [Frame((event,), choice=self._first_choice)]
         return progress + [self._frame(choice) for choice in list(self._choices)]
 
@@ -181,7 +184,12 @@ class Generated:
         return Finished(
             choice.reason,
             # A resumed answer is one answer: its usage counts what the lost replica generated too.
-            Usage(self.prompt_tokens, choice.position, reasoning_tokens=choice.reasoning_tokens),
+            Usage(
+                self.prompt_tokens,
+                choice.position,
+                cached_tokens=self.cached,
+                reasoning_tokens=choice.reasoning_tokens,
+            ),
             choice.stop_sequence,
             self._timings(choice),
             choice.index,
@@ -192,8 +200,8 @@ class Generated:
 
     def _timings(self, choice: _Choice) -> Timings:
         return Timings(
-            cache_n=0,
-            prompt_n=self.prompt_tokens,
+            cache_n=self.cached,
+            prompt_n=self.prompt_tokens - self.cached,
             prompt_ms=(self._first_token - self._admitted) * 1000,
             predicted_n=choice.position,
             predicted_ms=(self._clock() - self._first_token) * 1000,
@@ -207,6 +215,7 @@ class Scripted:
         self._frames = deque(f if isinstance(f, Frame) else Frame((f,), choice=f.choice) for f in script)
         self.done = not self._frames
         self.slot = -1
+        self.cached = 0
 
     def step(self) -> list[Frame]:
         frame = self._frames.popleft()

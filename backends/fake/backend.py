@@ -169,6 +169,7 @@ class FakeBackend(Unsupported):
             kv_tokens_used=sum(stream.prompt_tokens + stream.generated for stream in engine.running),
             kv_tokens_capacity=self._settings.slots * self._settings.context_length,
             prompt_tokens_total=engine.prompt_tokens_total,
+            cached_tokens_total=engine.cached_tokens_total,
             generated_tokens_total=engine.generated_tokens_total,
             steps_total=engine.steps_total,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from heapq import heappop, heappush
+import os.path
+from heapq import heapify, heappop, heappush
 
 from backends.fake.answers import Source
 from backends.fake.settings import FakeSettings
-from backends.fake.tokens import prompt_length
+from backends.fake.tokens import prompt_length, shown_prompt
 from protocols.errors import ServingError, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
@@ -43,7 +44,9 @@ class Scheduler:
         self._free_slots = list(range(settings.slots))  # a heap: the first free one is taken
         self.held = [0] * settings.slots
         """Tokens of the last request in each slot."""
-        self.prompt_tokens_total = self.generated_tokens_total = self.steps_total = 0
+        self._last_words: list[list[str]] = [[] for _ in range(settings.slots)]
+        self._used = [0] * settings.slots  # when it got its last prompt, in tokens
+        self.prompt_tokens_total = self.cached_tokens_total = self.generated_tokens_total = self.steps_total = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,11 +77,29 @@ class Scheduler:
             stream = next(iter(self.waiting))
             del self.waiting[stream]
             self.running[stream] = self.prefilling[stream] = None
-            stream.slot = stream.source.slot = heappop(self._free_slots)
+            self._place(stream)
             stream.ready_at = loop.time() + self._settings.ttft_s
             self.prompt_tokens_total += stream.prompt_tokens
+            self.cached_tokens_total += stream.source.cached
             self._advance(stream)
         self._schedule(loop)
+
+    def _place(self, stream: Stream) -> None:
+        """In the first free slot, or in the one that shares most words with it; of equals, the one used longest ago."""
+        if not self._settings.prefix_cache:
+            stream.slot = stream.source.slot = heappop(self._free_slots)
+            return
+        words = shown_prompt(stream.request.prompt).split()
+        shared = {slot: len(os.path.commonprefix([words, self._last_words[slot]])) for slot in self._free_slots}
+        # Of less nobody's slot is taken away, as with real engines: prompts begin alike.
+        enough = 0.1 * len(words)
+        slot = max(shared, key=lambda slot: (shared[slot] if shared[slot] > enough else 0, -self._used[slot]))
+        self._free_slots.remove(slot)
+        heapify(self._free_slots)
+        stream.slot = stream.source.slot = slot
+        stream.source.cached = min(shared[slot], stream.prompt_tokens - 1)
+        self._last_words[slot] = words
+        self._used[slot] = self.prompt_tokens_total + stream.prompt_tokens
 
     def release(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
         """The consumer is gone: at the end of the stream, which has left the engine by itself, or before."""

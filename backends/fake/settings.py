@@ -57,6 +57,9 @@ class FakeAgent(BaseModel):
 class FakeSettings(BaseModel):
     """`tokens` is the length of an answer whose request does not set `max_tokens`; a request that does gets that many.
 
+    With `prefix_cache` a slot keeps the words of its last prompt, and a request gets the free slot that shares most
+    with it; without, nothing is ever found cached.
+
     The text of a token is `piece` and its id. `inter_token_s` 0 means as fast as the event loop turns. `adapters` are
     paths of which only the names matter: an answer with other scales has other tokens.
 
@@ -77,4 +80,5 @@ class FakeSettings(BaseModel):
     tasks: tuple[Literal["generate", "embed", "rerank"], ...] = ("generate", "embed", "rerank")
     embedding_length: int = Field(8, ge=1)
     agent: FakeAgent | None = None
+    prefix_cache: bool = False
     fail_at: FakeFault | None = None

@@ -61,6 +61,17 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     off_primary: bool
 
 
+class DigestPull(msgspec.Struct, frozen=True, array_like=True):
+    """Which requests came to you off their first owner since position `since`?
+
+    `replicas`: how many the model has. Where they are many, each says less often how it is (`Tracker.stats`).
+    """
+
+    version: int
+    since: int
+    replicas: int
+
+
 class Digest(msgspec.Struct, frozen=True, array_like=True):
     """Requests that landed off their first owner since `since`, as (anchor, leaf); at most 200, the newest.
 
@@ -71,3 +82,23 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     position: int
     landed: tuple[tuple[int, int], ...]
+
+
+class ToReplica(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message beside the frames, on a gateway's connection. A map: what a later version adds is passed over.
+
+    `number` comes back with the answer.
+    """
+
+    number: int = 0
+    ask: Ask | None = None
+    intent: Intent | None = None
+    pull: DigestPull | None = None
+
+
+class ToGateway(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a replica answers, likewise."""
+
+    number: int
+    reply: AskReply | None = None
+    digest: Digest | None = None

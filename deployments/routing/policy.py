@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -511,23 +511,3 @@ class Policy:
             self._asks_before = self._asks if windows == 1 else [0, 0]
             self._asks = [0, 0]
             self._window_began += windows * LOSS_WINDOW_S
-
-
-TYPICAL_OUTPUT_TOKENS = 256
-"""Output assumed for a request without a token limit, or with a limit nobody reaches."""
-
-
-class RoutingHint(msgspec.Struct, frozen=True, array_like=True):
-    """What routing knows of a request, computed once in the gateway. `tokens`: its expected cost, prompt and output."""
-
-    tokens: int
-
-
-def estimate_tokens(prompt_bytes: int, max_tokens: int | None) -> int:
-    """About 4 bytes of text per token, plus the output, bounded by what is typical."""
-    return prompt_bytes // 4 + min(max_tokens or TYPICAL_OUTPUT_TOKENS, TYPICAL_OUTPUT_TOKENS)
-
-
-def rank(candidates: Sequence[str], tokens_in_flight: Mapping[str, int]) -> list[str]:
-    """`candidates` by rising cost; stable, so equals keep the caller's order."""
-    return sorted(candidates, key=lambda replica: tokens_in_flight.get(replica, 0))

@@ -431,3 +431,31 @@ async def test_only_the_tasks_it_has() -> None:
         await none.rerank(RerankRequest("r", "m", "a", ("b",)))
     with pytest.raises(NotSupported):
         await anext(none.generate(Request("g", "m", TextPrompt("a"))))
+
+
+# --- the prefix cache ------------------------------------------------------
+
+
+async def found(backend: FakeBackend, text: str) -> int:
+    """How many tokens of the prompt were found; the answer says the same at its end."""
+    frames = [f async for f in backend.generate(Request("g", "m", TextPrompt(text), max_tokens=1))]
+    started, finished = frames[0].events[0], frames[-1].events[-1]
+    assert isinstance(started, Started) and isinstance(finished, Finished)
+    assert finished.timings is not None
+    assert started.cached_tokens == finished.usage.cached_tokens == finished.timings.cache_n
+    assert finished.timings.prompt_n == started.prompt_tokens - started.cached_tokens
+    return started.cached_tokens
+
+
+async def test_a_slot_keeps_its_last_prompt() -> None:
+    backend = await started(slots=2, prefix_cache=True)
+    assert [await found(backend, text) for text in ("a b c", "x y", "a b c d", "x y z", "a q")] == [0, 0, 3, 2, 1]
+    assert await found(backend, "a q") == 1, "something is always left to compute"
+    assert await found(backend, "n n") == 0
+    assert await found(backend, "x y z") == 0, "the slot that was used longest ago was taken"
+    assert backend.stats().cached_tokens_total == 7
+
+
+async def test_without_a_prefix_cache_nothing_is_found() -> None:
+    backend = await started(slots=2)
+    assert [await found(backend, text) for text in ("a b c", "a b c")] == [0, 0]

@@ -9,7 +9,8 @@ from typing import Any
 from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from deployments.routing.policy import RoutingHint
+from deployments.routing.hint import RoutingHint
+from deployments.routing.key import PrefixKey
 
 DEPLOYMENT = DeploymentID(name="Model", app_name="m")
 
@@ -17,11 +18,18 @@ DEPLOYMENT = DeploymentID(name="Model", app_name="m")
 class FakeRunningReplica(RunningReplica):
     """What a router sees of a replica. It answers probes at once, and records them."""
 
-    def __init__(self, name: str, metadata: dict[str, Any] | None = None, max_ongoing_requests: int = 10) -> None:
+    def __init__(
+        self,
+        name: str,
+        metadata: dict[str, Any] | None = None,
+        max_ongoing_requests: int = 10,
+        routing_stats: Any = None,
+    ) -> None:
         # Not the parent's: it looks the replica's actor up in the cluster.
         self._id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
         self._metadata = metadata or {}
         self._max_ongoing_requests = max_ongoing_requests
+        self._routing_stats = {} if routing_stats is None else routing_stats
         self.queue_len = 0
         self.probes = 0
 
@@ -43,7 +51,8 @@ class FakeRunningReplica(RunningReplica):
 
     @property
     def routing_stats(self) -> dict[str, Any]:
-        return {}
+        stats: dict[str, Any] = self._routing_stats
+        return stats
 
     @property
     def replica_metadata(self) -> dict[str, Any]:
@@ -61,9 +70,9 @@ class FakeRunningReplica(RunningReplica):
         return self._id.unique_id
 
 
-def pending(name: str, tokens: int | None = None) -> PendingRequest:
-    """A request waiting for a replica, as `Dispatcher` makes it."""
-    kwargs = {} if tokens is None else {"hint": RoutingHint(tokens)}
+def pending(name: str, key: PrefixKey | None = None, avoid: tuple[str, ...] = (), call: int = 0) -> PendingRequest:
+    """A request waiting for a replica, as `Dispatcher` makes it; without a key, one made by somebody else."""
+    kwargs = {} if key is None else {"hint": RoutingHint(key, call, avoid)}
     return PendingRequest(args=[b""], kwargs=kwargs, metadata=RequestMetadata(f"r-{name}", name, is_streaming=True))
 
 

@@ -19,7 +19,8 @@ from deployments.dispatch import GRPC_REQUEST_LIMIT_BYTES, Dispatcher
 from deployments.local import LocalPool
 from deployments.models import ModelEntry, ModelPool
 from deployments.replica import Replica, decode_answer
-from deployments.routing.policy import RoutingHint
+from deployments.routing.hint import RoutingHint
+from deployments.routing.key import bare_key
 from deployments.settings import GatewaySettings, ModelSettings
 from protocols.calls import (
     Adapter,
@@ -55,7 +56,7 @@ from tests.deployments.fake_serve import FakeUnaryHandle, Reply
 from tests.deployments.support import WITHIN_S, eventually, request, settle
 
 BACKEND = {"slots": 2, "context_length": 64, "adapters": ("a.gguf", "b.gguf")}
-HINT = RoutingHint(1)
+HINT = RoutingHint(bare_key(1))
 encode = msgspec.msgpack.encode
 
 EMBED = EmbeddingRequest("r1", "m", (TextPrompt("one two"), TextPrompt("three")))

@@ -308,7 +308,7 @@ async def raw() -> AsyncIterator[RawReplica]:
 
 @pytest.mark.parametrize(
     "garbage",
-    [(channel.MAX_ENVELOPE_BYTES + 1).to_bytes(4, "little"), message({"no": "envelope"}), message([[1, "no frame"]])],
+    [(channel.MAX_ENVELOPE_BYTES + 1).to_bytes(4, "little"), message("no envelope"), message([[1, "no frame"]])],
     ids=["oversize", "no envelope", "no frame"],
 )
 async def test_a_replica_that_sends_garbage_is_a_lost_replica(
@@ -614,6 +614,166 @@ async def test_two_gateways_of_one_replica_are_told_apart(
             assert tokens([await get(same_number)]) == [2]
     finally:
         await second.aclose()
+
+
+# --- messages beside the frames, and who has a connection -----------------------------------------------------
+
+
+async def test_messages_beside_the_frames_pass_both_ways(
+    link: GatewayLink, hub: ChannelHub, server: ChannelServer
+) -> None:
+    heard: list[tuple[str, object]] = []
+    server.on_aside = lambda _, data: heard.append(("replica", msgspec.msgpack.decode(data)))
+    hub.on_aside = lambda _, data: heard.append(("gateway", msgspec.msgpack.decode(data)))
+    await send_beside_a_frame(link, hub)
+    await eventually(lambda: len(heard) == 2)
+    assert sorted(heard, key=str) == [("gateway", {"number": 2}), ("replica", {"number": 1})]
+
+
+async def send_beside_a_frame(link: GatewayLink, hub: ChannelHub) -> None:
+    there = hub.link("m", "r")
+    assert there is not None
+    there.send({"number": 1})
+    link.send({"number": 2})
+    with hub.open() as inbox:
+        link.push(inbox.stream, text("a", 1))
+        assert tokens([await get(inbox)]) == [1]
+
+
+async def test_messages_nobody_wants_are_passed_over(link: GatewayLink, hub: ChannelHub) -> None:
+    await send_beside_a_frame(link, hub)
+    assert link.open
+
+
+async def test_a_connection_is_found_by_model_and_replica(link: GatewayLink, hub: ChannelHub) -> None:
+    assert hub.link("m", "r") is not None
+    assert hub.link("m", "other") is hub.link("other", "r") is None
+    assert {model: set(ids) for model, ids in hub.replicas().items()} == {"m": {"r"}}
+    hub.set_replicas("m", {})
+    await settle()
+    assert hub.link("m", "r") is None, "who is not listed is asked nothing, though its streams go on"
+
+
+async def test_a_replica_whose_connection_broke_may_be_dead_until_it_is_back(
+    link: GatewayLink, hub: ChannelHub, server: CountingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.broken("m") == set()
+    monkeypatch.setattr(channel, "RECONNECT_S", (0.05,))
+    link.transport.abort()
+    await eventually(lambda: hub.broken("m") == {"r"})
+    assert hub.broken("other") == set()
+    await eventually(lambda: server.connections == 2)
+    await eventually(lambda: hub.broken("m") == set())
+
+
+async def test_a_replica_is_not_thought_dead_for_long(
+    link: GatewayLink, hub: ChannelHub, server: CountingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve lists it still, so its connection only cannot be made again."""
+    monkeypatch.setattr(channel, "BROKEN_S", 0.1)
+    monkeypatch.setattr(channel, "RECONNECT_S", (WITHIN_S,))
+    link.transport.abort()
+    await eventually(lambda: hub.broken("m") == {"r"})
+    await eventually(lambda: hub.broken("m") == set())
+    assert server.connections == 1
+
+
+async def test_a_replica_that_leaves_is_not_broken(link: GatewayLink, hub: ChannelHub) -> None:
+    hub.set_replicas("m", {})
+    await settle()
+    link.transport.abort()
+    await eventually(lambda: not hub.connected)
+    assert hub.broken("m") == set()
+
+
+async def test_the_stream_learns_which_replica_took_its_request(hub: ChannelHub) -> None:
+    with hub.open() as inbox:
+        hub.routed(inbox.stream, "r")
+        assert inbox.routed_to == "r"
+    hub.routed(inbox.stream, "late")
+    assert inbox.routed_to == "r"
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[dict[str, CountingServer]]:
+    servers = {name: CountingServer() for name in "abcd"}
+    yield servers
+    for server in servers.values():
+        await server.aclose()
+
+
+@pytest.fixture
+async def small_hub(servers: dict[str, CountingServer]) -> AsyncIterator[ChannelHub]:
+    """With connections for two of its four replicas."""
+    hub = ChannelHub(LIMIT, max_connections=2)
+    hub.set_replicas("m", {name: await server.start(HOST) for name, server in servers.items()})
+    await eventually(lambda: len(hub.connected) == 2)
+    yield hub
+    await hub.aclose()
+
+
+def connected(hub: ChannelHub) -> set[str]:
+    return {name for name in "abcd" if hub.link("m", name) is not None}
+
+
+async def test_no_more_replicas_are_connected_to_than_there_may_be(
+    small_hub: ChannelHub, servers: dict[str, CountingServer]
+) -> None:
+    await settle()
+    assert sum(server.connections for server in servers.values()) == 2
+    assert len(connected(small_hub)) == 2
+
+
+async def test_those_that_are_used_get_the_connections(
+    small_hub: ChannelHub, servers: dict[str, CountingServer]
+) -> None:
+    wanted = {*"abcd"} - connected(small_hub)
+    small_hub.use("m", wanted)
+    small_hub.use("m", ["unknown"])
+    small_hub.use("unknown", wanted)
+    small_hub._review_connections()
+    await eventually(lambda: connected(small_hub) == wanted)
+    assert small_hub.broken("m") == set(), "what is closed on purpose is not broken"
+    await eventually(lambda: len(keepers()) == 2)
+
+
+async def test_a_connection_with_streams_is_kept_until_they_end(
+    small_hub: ChannelHub, servers: dict[str, CountingServer]
+) -> None:
+    busy, idle = connected(small_hub)
+    wanted = {*"abcd"} - {busy, idle}
+    with small_hub.open() as inbox:
+        link = await linked(servers[busy], small_hub)
+        link.push(inbox.stream, text("a", 1))
+        await get(inbox)
+        small_hub.use("m", wanted)
+        small_hub._review_connections()
+        await eventually(lambda: connected(small_hub) == {busy, *wanted})
+        link.push(inbox.stream, finished())
+        assert (await get(inbox)) == finished()
+    small_hub._review_connections()
+    await eventually(lambda: connected(small_hub) == wanted)
+
+
+async def test_a_connection_is_kept_for_a_request_whose_first_frame_has_not_come(
+    small_hub: ChannelHub, servers: dict[str, CountingServer]
+) -> None:
+    busy, idle = connected(small_hub)
+    wanted = {*"abcd"} - {busy, idle}
+    with small_hub.open() as inbox:
+        small_hub.routed(inbox.stream, busy)
+        small_hub.use("m", wanted)
+        small_hub._review_connections()
+        await eventually(lambda: connected(small_hub) == {busy, *wanted})
+
+
+async def test_a_lost_place_goes_to_another_replica(small_hub: ChannelHub, servers: dict[str, CountingServer]) -> None:
+    gone, _ = connected(small_hub)
+    left = {name: address for name, address in small_hub._replicas["m"].items() if name != gone}
+    small_hub.set_replicas("m", left)
+    await eventually(lambda: len(connected(small_hub)) == 2)
+    small_hub.set_replicas("m", dict(list(left.items())[:2]))
+    await eventually(lambda: small_hub._review is None)
 
 
 def test_the_installed_hub_is_the_current_one() -> None:

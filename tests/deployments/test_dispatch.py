@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -23,11 +24,15 @@ from ray.serve.exceptions import (
 
 from backends.fake import FakeFault, FakeSettings
 from deployments import catalog, dispatch
+from deployments.asks import Asks
 from deployments.catalog import Application, Catalog
 from deployments.channel import ChannelHub, ChannelServer, ReturnAddress
 from deployments.dispatch import GRPC_REQUEST_LIMIT_BYTES, Dispatcher
 from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, Replica
+from deployments.routing.hint import RoutingHint
+from deployments.routing.key import PrefixKey, prefix_key
+from deployments.routing.policy import PolicyOptions
 from deployments.settings import GatewaySettings, ModelSettings
 from protocols.collect import Collector, Completion
 from protocols.errors import (
@@ -62,13 +67,6 @@ encode = msgspec.msgpack.encode
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[ChannelHub]:
-    hub = ChannelHub(1000)
-    yield hub
-    await hub.aclose()
-
-
-@pytest.fixture
 async def server(hub: ChannelHub) -> AsyncIterator[ChannelServer]:
     """A replica's end of the step channel, with the hub connected to it."""
     server = ChannelServer()
@@ -85,13 +83,13 @@ Make = Callable[..., Dispatcher]
 def make(hub: ChannelHub, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A dispatcher that gets `handle` from Serve for its one model."""
 
-    def make(handle: FakeHandle, hub: ChannelHub = hub, **settings: Any) -> Dispatcher:
+    def make(handle: FakeHandle, hub: ChannelHub = hub, asks: Asks | None = None, **settings: Any) -> Dispatcher:
         def get_deployment_handle(deployment: str, app: str) -> FakeHandle:
             assert (deployment, app) == ("Model", "m")
             return handle
 
         monkeypatch.setattr(serve, "get_deployment_handle", get_deployment_handle)
-        dispatcher = Dispatcher(GatewaySettings(**settings), hub)
+        dispatcher = Dispatcher(GatewaySettings(**settings), hub, asks)
         dispatcher.catalog = Catalog(1000, source=lambda: {"m": Application(ModelEntry("m", 7), None)})
         return dispatcher
 
@@ -214,14 +212,55 @@ async def test_with_the_channel_turned_off_the_replica_is_told_to_answer_itself(
     assert msgspec.msgpack.decode(handle.calls[0]["to"], type=ReturnAddress).stream == 0
 
 
-async def test_the_router_gets_the_cost_of_the_request(make: Make) -> None:
+@pytest.mark.parametrize("words", [10, 100_000])
+async def test_the_router_gets_the_key_of_the_request(make: Make, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a large one is made where it holds nobody up."""
+    threads = set()
+
+    def in_thread(request: Request) -> PrefixKey:
+        threads.add(threading.current_thread())
+        return prefix_key(request)
+
+    monkeypatch.setattr(dispatch, "prefix_key", in_thread)
     handle = FakeHandle(over_handle(*HELLO))
-    dispatcher = make(handle)
-    for words in (10, 10_000):
-        await collect(dispatcher, request(text="word " * words, max_tokens=5))
-    small, large = (call["hint"].tokens for call in handle.calls)
-    assert 5 < small < 100
-    assert large - small == pytest.approx(5 * 9990 / 4, rel=0.01)
+    wanted = request(text="word " * words)
+    await collect(make(handle), wanted)
+    assert handle.calls[0]["hint"].key == prefix_key(wanted)
+    assert handle.calls[0]["hint"].call == msgspec.msgpack.decode(handle.calls[0]["to"], type=ReturnAddress).stream
+    assert (threading.main_thread() in threads) == (words == 10)
+
+
+async def test_the_router_is_told_which_replicas_were_lost_under_the_request(make: Make, hub: ChannelHub) -> None:
+    def lost_at(replica: str) -> Items:
+        async def answer(request: bytes, hint: RoutingHint, to: bytes) -> AsyncIterator[bytes]:
+            hub.routed(hint.call, replica)
+            raise ActorDiedError
+            yield
+
+        return answer
+
+    handle = FakeHandle(lost_at("a"), lost_at("b"), over_handle(*HELLO))
+    assert events(await collect(make(handle))) == events(HELLO)
+    hints = [call["hint"] for call in handle.calls]
+    assert [hint.avoid for hint in hints] == [(), ("a",), ("a", "b")]
+    assert hints[1].key is hints[0].key, "it is computed once"
+
+
+async def test_what_the_engine_found_cached_is_told(make: Make, hub: ChannelHub) -> None:
+    told: list[tuple[PrefixKey, int, int]] = []
+
+    class Observer:
+        def observe_started(self, *what: Any) -> None:
+            told.append(what)
+
+        def observe_digest(self, *_: object) -> None:
+            raise AssertionError
+
+    asks = Asks(hub, PolicyOptions())
+    asks.observe("m", Observer())
+    dispatcher = make(FakeHandle(over_handle(Frame((Started(30, 20),)), *HELLO[1:])), asks=asks)
+    await collect(dispatcher)
+    assert told == [(prefix_key(request()), 30, 20)]
 
 
 async def test_a_call_does_not_inherit_the_context_it_is_made_in(make: Make) -> None:

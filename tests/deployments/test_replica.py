@@ -12,24 +12,30 @@ import msgspec
 import pytest
 
 from backends.fake import FakeFault, FakeSettings
+from deployments.asks import Asks
 from deployments.channel import ChannelHub, ReturnAddress
-from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_frame
-from deployments.routing.policy import RoutingHint
+from deployments.replica import HANDED_OVER, Replica, ReplicaMetadata, decode_answer, decode_frame
+from deployments.routing.ask import VERSION, Ask, AskReply
+from deployments.routing.hint import RoutingHint
+from deployments.routing.key import bare_key, prefix_key
+from deployments.routing.policy import PolicyOptions
 from deployments.settings import ModelSettings
-from protocols.errors import BackendLost, ContextOverflow, InternalError, ReplicaStopping, ServingError, Unavailable
+from protocols.calls import EmbeddingRequest, Tokenize
+from protocols.errors import (
+    BackendLost,
+    ContextOverflow,
+    InternalError,
+    NotSupported,
+    ReplicaStopping,
+    ServingError,
+    Unavailable,
+)
 from protocols.events import Failed, Frame
-from protocols.request import Request
+from protocols.request import Request, TextPrompt
 from tests.deployments.support import WITHIN_S, eventually, request, tokens
 
 encode = msgspec.msgpack.encode
-HINT = RoutingHint(1)
-
-
-@pytest.fixture
-async def hub() -> AsyncIterator[ChannelHub]:
-    hub = ChannelHub(1000)
-    yield hub
-    await hub.aclose()
+HINT = RoutingHint(bare_key(1))
 
 
 Start = Callable[..., Awaitable[Replica]]
@@ -115,6 +121,22 @@ async def test_a_stream_ends_with_its_connection(hub: ChannelHub, started: Start
     assert replica.stats().running == 0
 
 
+async def test_a_connection_that_breaks_before_the_first_frame_harms_nothing(hub: ChannelHub, started: Start) -> None:
+    replica = await started(tokens=5, slots=1, inter_token_s=0.001)
+    await connect(hub, replica)
+    link = replica._channel.link(hub.gateway)
+    assert link is not None
+    async with aclosing(generate(replica, request(max_tokens=10_000))) as holder:
+        await anext(holder)
+        waiting = asyncio.ensure_future(anext(items := generate(replica, request(), hub.gateway, 1)))
+        await eventually(lambda: replica.stats().waiting == 1)
+        link.transport.abort()
+        await eventually(lambda: not link.open)
+    async with asyncio.timeout(WITHIN_S):
+        frames = [decode_frame(await waiting), *[decode_frame(item) async for item in items]]
+    assert len(tokens(frames)) == 5
+
+
 async def test_a_backends_error_is_the_last_frame(started: Start) -> None:
     replica = await started(context_length=4)
     (item,) = [item async for item in generate(replica, request(text="one two three four five"))]
@@ -168,6 +190,41 @@ async def test_metadata_says_where_it_listens_and_what_it_holds(started: Start) 
     assert (metadata.card.slots, metadata.card.context_length, metadata.card.engine) == (3, 99, "fake")
     reader, writer = await asyncio.open_connection(metadata.channel.host, metadata.channel.port)
     writer.close()
+
+
+async def test_its_book_is_kept_from_what_passes(started: Start, hub: ChannelHub) -> None:
+    replica = await started(slots=2, inter_token_s=0.001)
+    hint = RoutingHint(prefix_key(request(text="word " * 500)))
+    await connect(hub, replica)
+    asks = Asks(hub, PolicyOptions())
+
+    async def asked() -> AskReply:
+        async with asyncio.timeout(WITHIN_S):
+            while not (replies := (await asks.ask("m", ["r"], Ask(VERSION, hint.key.rungs))).replies):
+                pass
+        return replies["r"]
+
+    before = await asked()
+    assert (before.depth, before.ongoing) == (0, 0)
+    items = replica.generate(encode(request(text="word " * 500, max_tokens=50)), hint, encode(ReturnAddress("x", 0)))
+    async with aclosing(items):
+        await anext(items)
+        during = await asked()
+        assert (during.depth, during.ongoing) == (len(hint.key.rungs), 1)
+        assert during.generation == before.generation
+    assert (await asked()).ongoing == 0
+    stats = await replica.record_routing_stats()
+    assert (stats["v"], stats["g"], stats["n"]) == (VERSION, before.generation, 0)
+
+
+async def test_a_question_is_on_the_book_while_it_is_answered(started: Start) -> None:
+    replica = await started()
+    wanted = EmbeddingRequest("r1", "m", (TextPrompt("one two"),))
+    assert decode_answer(wanted, [await replica.call(encode(wanted), HINT)])
+    refused = Tokenize("r1", "m", ("text",))
+    with pytest.raises(NotSupported):
+        decode_answer(refused, [await replica.call(encode(refused), HINT)])
+    assert (await replica.record_routing_stats())["n"] == 0
 
 
 async def test_health_is_the_backends(started: Start) -> None:
