@@ -33,7 +33,7 @@ async def run(url: str, model: str, tokens: int, repeats: int) -> None:
     async def ask(prompt: str) -> int:
         body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
         body |= {"stream": True, "temperature": 0, "ignore_eos": True}
-        result = await stream(host, port, "/v1/chat/completions", json.dumps(body).encode())
+        result = await stream(host, port, "chat", json.dumps(body).encode())
         return result.tokens
 
     async def in_a_row() -> None:
