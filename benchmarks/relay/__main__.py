@@ -24,23 +24,25 @@ import uvloop
 from benchmarks.relay import environment
 from benchmarks.relay.measures import Measured, measure
 from benchmarks.relay.report import bar_table, bars, tables
-from benchmarks.relay.systems import PEER, PEER_DIRECT, PORT, SETTLE_S, SYSTEMS, running
+from benchmarks.relay.systems import FALLBACKS, PORT, SETTLE_S, SYSTEMS, running
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="run only the systems whose name has this in it")
+    parser.add_argument("--fallbacks", action="store_true", help="ours without the step channel too")
     parser.add_argument("--shorter", type=int, default=1, help="divide the lengths of streams by this, to try it out")
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds between a start and the first load")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    systems = [system for system in SYSTEMS if args.only.lower() in system.name.lower()]
-    if any(system.name in (PEER, PEER_DIRECT) for system in systems) and (why := environment.missing()) is not None:
+    systems = [*SYSTEMS, *FALLBACKS] if args.fallbacks else SYSTEMS
+    systems = [system for system in systems if args.only.lower() in system.name.lower()]
+    if any(system.on_ray_serve_llm for system in systems) and (why := environment.missing()) is not None:
         print(f"Ray Serve LLM is left out: {why}", file=sys.stderr, flush=True)
-        systems = [system for system in systems if system.name not in (PEER, PEER_DIRECT)]
+        systems = [system for system in systems if not system.on_ray_serve_llm]
     results: dict[str, list[Measured]] = {system.name: [] for system in systems}
     for repeat in range(args.repeats):
         for number, system in enumerate(systems if repeat % 2 == 0 else systems[::-1]):

@@ -35,7 +35,7 @@ def missing() -> str | None:
 
 
 def main() -> None:
-    print(f"installing Ray Serve LLM in {FOLDER} (1.5 GB to fetch, once)", file=sys.stderr, flush=True)
+    print(f"installing Ray Serve LLM in {FOLDER} (some GB, once)", file=sys.stderr, flush=True)
     venv.create(FOLDER, with_pip=True)
     pip = [str(python()), "-m", "pip", "--quiet"]
     subprocess.run([*pip, "install", *REQUIREMENTS], check=True)

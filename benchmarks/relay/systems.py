@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import msgspec
 
@@ -34,7 +34,18 @@ PEER_DIRECT = "Ray Serve LLM, direct streaming"
 
 class System(msgspec.Struct, frozen=True):
     name: str
-    ours: bool = False
+    kind: Literal["ours", "bare", "peer", "peer direct"] = "ours"
+    front: Literal["haproxy", "python"] = "haproxy"
+    step_channel: bool = True
+    """These two are of ours."""
+
+    @property
+    def ours(self) -> bool:
+        return self.kind == "ours"
+
+    @property
+    def on_ray_serve_llm(self) -> bool:
+        return self.kind in ("peer", "peer direct")
 
     def request(self, speed: Speed) -> tuple[str, dict[str, object]]:
         """The model to ask for an engine of this speed, and what the body has besides."""
@@ -42,17 +53,26 @@ class System(msgspec.Struct, frozen=True):
 
 
 SYSTEMS = (
-    System(BARE),
-    System(HAPROXY, ours=True),
-    System(PEER),
-    System(PEER_DIRECT),
-    System(PYTHON_PROXY, ours=True),
+    System(BARE, "bare"),
+    System(HAPROXY),
+    System(PEER, "peer"),
+    System(PEER_DIRECT, "peer direct"),
+    System(PYTHON_PROXY, front="python"),
+)
+FALLBACKS = (
+    System(f"{HAPROXY}, channel off", step_channel=False),
+    System(f"{PYTHON_PROXY}, channel off", front="python", step_channel=False),
 )
 
 
-def config(port: int) -> dict[str, Any]:
+def config(port: int, step_channel: bool = True) -> dict[str, Any]:
     """A gateway, and a model for each speed: a fake engine's is in its config."""
-    gateway = {"name": "gateway", "route_prefix": "/", "import_path": "deployments.app:gateway"}
+    gateway = {
+        "name": "gateway",
+        "route_prefix": "/",
+        "import_path": "deployments.app:gateway",
+        "args": {"step_channel": step_channel},
+    }
     models = [
         {
             "name": speed,
@@ -60,8 +80,7 @@ def config(port: int) -> dict[str, Any]:
             "import_path": "deployments.app:model",
             "args": {
                 "backend": {"kind": "fake", "slots": 600, "inter_token_s": step_s, "context_length": 2**20},
-                # As many as are sent at once wait for nobody.
-                "max_queued_requests": 1024,
+                "max_queued_requests": 1024,  # as many as are sent at once
             },
             "deployments": [{"name": "Model", "ray_actor_options": {"num_cpus": 0.25}}],
         }
@@ -87,23 +106,24 @@ def running(system: System, port: int, settle_s: float) -> Iterator[Running]:
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         python, variables = sys.executable, {"PYTHONPATH": str(ROOT)}
-        match system.name:
-            case "bare streamer":
+        match system.kind:
+            case "bare":
                 app = ["benchmarks.relay.bare_streamer:app", "--port", str(port)]
                 command = ["-m", "uvicorn", *app, "--no-access-log", "--log-level", "warning"]
-            case "Ray Serve LLM" | "Ray Serve LLM, direct streaming":
+            case "peer" | "peer direct":
                 python = str(environment.python())
-                direct = ["--direct"] if system.name == PEER_DIRECT else []
+                direct = ["--direct"] if system.kind == "peer direct" else []
                 command = ["-m", "benchmarks.relay.ray_serve_llm", str(port), *direct]
-            case _:
+            case "ours":
                 path = Path(folder) / "relay.yaml"
-                path.write_text(json.dumps(config(port)))
-                front = "haproxy" if system.name == HAPROXY else "python"
-                command = ["-m", "deployments.cli", "serve", str(path), "--front", front, "--ray", "local"]
+                path.write_text(json.dumps(config(port, system.step_channel)))
+                command = ["-m", "deployments.cli", "serve", str(path), "--front", system.front, "--ray", "local"]
+            case _:
+                assert_never(system.kind)
         with child([python, *command], variables) as server:
             if system.ours:
                 wait_for_output("Tokenyard is ready", server)
             else:
                 wait_for_http(f"{url}/v1/models", server)
-            time.sleep(0.0 if system.name == BARE else settle_s)
+            time.sleep(0.0 if system.kind == "bare" else settle_s)
             yield Running(system, url, server.pid)
