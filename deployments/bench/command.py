@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -37,7 +36,7 @@ class _Json(click.ParamType[dict[str, object]]):
 @click.command()
 @click.argument("url")
 @click.option("--model", help="Default: the one that the server lists, if it is one.")
-@click.option("--dialect", type=click.Choice(get_args(Dialect)), default="chat", show_default=True)
+@click.option("--dialect", type=click.Choice(get_args(Dialect)), default="chat", show_default=True, help="The API.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, sent by the clock.")
 @click.option("--concurrency", type=click.IntRange(1), help=f"Clients that each ask and wait. [{DEFAULT_CONCURRENCY}]")
 @click.option("--requests", type=click.IntRange(1), help=f"How many. [{DEFAULT_REQUESTS}, or any with --duration]")
@@ -47,7 +46,7 @@ class _Json(click.ParamType[dict[str, object]]):
 @click.option("--shared-words", type=click.IntRange(0), default=0, show_default=True, help="Common to all prompts.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Of an answer.")
 @click.option("--extra", type=_Json(), default="{}", help="Fields for every body, e.g. '{\"ignore_eos\": true}'.")
-@click.option("--api-key", default=settings.client_api_key, show_default="$TOKENYARD_API_KEY")
+@click.option("--api-key", default=settings.client_api_key, show_default="$TOKENYARD_API_KEY", help="Sent with all.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Requests before, not counted.")
 @click.option("--seed", default=0, show_default=True, help="Of prompts and arrivals.")
@@ -55,11 +54,9 @@ class _Json(click.ParamType[dict[str, object]]):
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="Write everything there; - is the terminal.",
+    help="Write all of it there; - is stdout.",
 )
-@click.option(
-    "--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a chart of percentiles there, as SVG."
-)
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a chart there, as SVG.")
 def bench(
     url: str,
     model: str | None,
@@ -106,12 +103,11 @@ def bench(
     outcomes: list[client.Outcome] = []
     length = schedule.requests or round(schedule.duration_s or 0)
     with click.progressbar(length=length, file=sys.stderr, label=f"{model}, {dialect}") as bar:
-        began = time.monotonic()
 
         def done(outcome: client.Outcome) -> None:
             outcomes.append(outcome)
-            elapsed = min(length, int(time.monotonic() - began))
-            bar.update(1 if schedule.requests is not None else elapsed - bar.pos)
+            elapsed = min(length, int(outcome.due + outcome.end))
+            bar.update(1 if schedule.requests is not None else max(0, elapsed - bar.pos))
 
         async def everything() -> None:
             if warm_up:
@@ -127,13 +123,14 @@ def bench(
     found = report.summary(outcomes)
     click.echo(report.words(found), err=json_path == "-")
     if json_path is not None:
-        whole = {"url": url, "model": model, "dialect": dialect, "schedule": schedule, "summary": found}
+        what = {"url": url, "model": model, "dialect": dialect, "schedule": schedule}
         with click.open_file(json_path, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(whole | {"requests": outcomes})) + b"\n")
+            file.write(
+                msgspec.json.format(msgspec.json.encode({**what, "summary": found, "requests": outcomes})) + b"\n"
+            )
     if plot_path is not None and found.answered:
-        Path(plot_path).write_text(
-            report.plot(outcomes, f"{model} at {url}: ms, percentiles of {found.answered} requests")
-        )
+        title = f"{model} at {url}: ms, percentiles of {found.answered} requests"
+        Path(plot_path).write_text(report.plot(outcomes, title))
     if not found.answered:
         sys.exit(1)
 
