@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -43,6 +44,7 @@ ENDS: dict[Dialect, bytes] = {
 }
 _OVERLAP = 32
 """No shorter than what a pattern or an end takes."""
+STREAM_WITHIN_S = 300.0
 HI = Prompt((Turn("user", "hi"),))
 
 
@@ -134,22 +136,32 @@ def request(path: str, host: str, content: bytes) -> bytes:
 
 
 async def stream(host: str, port: int, dialect: Dialect, content: bytes) -> StreamResult:
-    """One request, read to its end."""
-    reader, writer = await asyncio.open_connection(host, port)
-    began = time.perf_counter()
-    writer.write(request(PATHS[dialect], host, content))
+    """One request, read to its end. One that is refused, cut off or too slow has what came until then."""
+    found = StreamResult(float("nan"), [], False)
+    with contextlib.suppress(OSError):  # a TimeoutError is one
+        async with asyncio.timeout(STREAM_WITHIN_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                began = time.perf_counter()
+                writer.write(request(PATHS[dialect], host, content))
+                await _read(reader, dialect, found)
+            finally:
+                writer.close()
+    if found.arrivals:
+        found.ttft_s = found.arrivals[0] - began
+    return found
+
+
+async def _read(reader: asyncio.StreamReader, dialect: Dialect, found: StreamResult) -> None:
     pattern, end = TOKENS[dialect], ENDS[dialect]
-    arrivals: list[float] = []
-    tail, complete = b"", False
+    tail = b""
     while chunk := await reader.read(65536):
         now = time.perf_counter()
         window = tail + chunk
         ends = [match.end() for match in pattern.finditer(window)]
-        complete = complete or end in window
+        found.complete = found.complete or end in window
         tail = window[max(len(window) - _OVERLAP, *ends[-1:], 0) :]  # what was counted is not seen again
-        arrivals += [now] * len(ends)
-    writer.close()
-    return StreamResult(arrivals[0] - began if arrivals else float("nan"), arrivals, complete)
+        found.arrivals += [now] * len(ends)
 
 
 def result(

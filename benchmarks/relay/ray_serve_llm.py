@@ -111,7 +111,7 @@ def main() -> None:
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": args.port})
             serve.run(application(Path(folder), direct=args.direct))
-            print("ready", flush=True)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray has put its own in its place
             signal.pause()
         except KeyboardInterrupt:
             pass

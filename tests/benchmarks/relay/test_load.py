@@ -53,6 +53,21 @@ async def test_tokens_are_counted_once_however_the_stream_is_cut(dialect: Dialec
     assert ENDS[dialect] in data and len(TOKENS[dialect].findall(data)) == 5
 
 
+async def test_a_server_that_is_not_there_or_leaves_loses_tokens() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'data: {"delta":{"content":"a"}}')
+        await writer.drain()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        left = await stream("127.0.0.1", port, "chat", b"{}")
+    assert left.tokens <= 1 and not left.complete
+    gone = await stream("127.0.0.1", port, "chat", b"{}")
+    assert (gone.tokens, gone.complete) == (0, False) and math.isnan(gone.ttft_s)
+
+
 def test_a_token_is_late_by_the_beat_and_not_by_the_one_before() -> None:
     # The first comes when the prompt is done; the third was held up, and the fourth is on the beat again.
     assert lateness([0.93, 1.0, 1.35, 1.2], 0.1) == pytest.approx([0.0, 0.25, 0.0])
