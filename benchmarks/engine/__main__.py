@@ -62,6 +62,8 @@ async def burst(port: int, bodies: list[bytes]) -> Figures:
     began = time.perf_counter()
     results = await asyncio.gather(*[stream("127.0.0.1", port, "chat", b) for b in bodies])
     seconds = time.perf_counter() - began
+    if not all(result.complete for result in results):
+        sys.exit("a stream was not whole")
     ttfts = [result.ttft_s * 1e3 for result in results]
     return Figures(sum(r.tokens for r in results) / seconds, percentile(ttfts, 0.5), max(ttfts))
 
