@@ -15,6 +15,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import get_args
 from urllib.parse import urlsplit
@@ -32,9 +33,12 @@ TOKENS: dict[Dialect, re.Pattern[bytes]] = {
     "completions": re.compile(rb'"text": ?"[^"]'),
     "responses": re.compile(rb'"delta": ?"[^"]'),
     "messages": re.compile(rb'_delta","text": ?"[^"]'),
-    "native": re.compile(rb'"content": ?"[^"]'),
+    "native": re.compile(rb" token\d"),
 }
-"""A piece of output that is not empty, as compact and as spaced JSON writes it."""
+"""A piece of output that is not empty, as compact and as spaced JSON writes it.
+
+A native event may hold several tokens, those of one engine step; there the fake's own words are counted.
+"""
 ENDS: dict[Dialect, bytes] = {
     "chat": b"[DONE]",
     "completions": b"[DONE]",
@@ -108,15 +112,21 @@ def tree_cpu_s(root: int | None) -> float:
     return total
 
 
-def tree_memory_bytes(root: int | None) -> int:
-    """What a `tree` would free if it ended."""
-    total = 0
+def tree_memory_bytes(root: int | None) -> Counter[str]:
+    """What the processes of a `tree` would free if they ended, by their names."""
+    found: Counter[str] = Counter()
     for process in tree(root):
         try:
-            total += process.memory_full_info().uss
+            found[process_name(process.cmdline())] += process.memory_full_info().uss
         except psutil.Error:  # gone, or none of ours
             continue
-    return total
+    return found
+
+
+def process_name(command: Sequence[str]) -> str:
+    """The program's; of one of Ray's actors, what Ray calls it."""
+    title = command[0] if command else "?"
+    return title if title.startswith("ray::") else title.rsplit("/", 1)[-1]
 
 
 def lateness(arrivals: Sequence[float], step_s: float) -> list[float]:
@@ -228,8 +238,11 @@ def address(url: str) -> tuple[str, int]:
 
 async def idle_stream_bytes(
     url: str, model: str, streams: int, settle_s: float, extra: Mapping[str, object] | None, server_pid: int | None
-) -> float:
-    """What a stream costs the server in memory after its first token, when no more come. One is there before."""
+) -> dict[str, float]:
+    """What a stream costs each of the server's processes after its first token, when no more come.
+
+    One stream is there before.
+    """
     host, port = address(url)
     content = request(PATHS["chat"], host, body("chat", model, HI, 16, extra))
     held = []
@@ -250,11 +263,12 @@ async def idle_stream_bytes(
     for first in range(0, streams, 32):  # in groups: a burst would be measured with its own buffers
         await asyncio.gather(*[hold() for _ in range(first, min(first + 32, streams))])
     await asyncio.sleep(settle_s)
-    after = tree_memory_bytes(server_pid)
+    grown = tree_memory_bytes(server_pid)
+    grown.subtract(before)
     for writer in held:
         writer.close()
     await asyncio.sleep(settle_s)
-    return (after - before) / streams
+    return {name: count / streams for name, count in grown.items() if count}
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ class Measured(msgspec.Struct):
     idle_cpu: float = 0.0
     """Cores that the server takes when nobody asks."""
     idle_stream_kb: float | None = None
+    idle_stream_kb_by_process: dict[str, float] = {}
     added_ms: dict[str, float] = {}
     """By the prompt's size: the median time to the first token of an engine that answers at once."""
 
@@ -68,7 +69,8 @@ async def measure(server: Running, shorter: int, repeats_of_prompts: int, settle
         model, extra = server.system.request("idle")
         streams = IDLE_STREAMS // shorter
         held = await idle_stream_bytes(server.url, model, streams, settle_s, extra, server.pid)
-        found.idle_stream_kb = held / 1000
+        found.idle_stream_kb_by_process = {process: count / 1000 for process, count in held.items()}
+        found.idle_stream_kb = sum(found.idle_stream_kb_by_process.values())
     before = tree_cpu_s(server.pid)
     await asyncio.sleep(IDLE_SPAN_S / shorter)
     found.idle_cpu = (tree_cpu_s(server.pid) - before) / (IDLE_SPAN_S / shorter)

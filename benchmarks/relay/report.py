@@ -67,7 +67,7 @@ COLUMNS: dict[str, tuple[Callable[[LoadResult], float], str]] = {
 def tables(results: Results) -> str:
     found = Found(results)
     loads = dict.fromkeys(load for runs in results.values() for run in runs for load in run.loads)
-    parts = [_of_systems(found, list(results))]
+    parts = [_of_systems(found, list(results)), _idle_streams(found, results)]
     for load in loads:
         lines = [f"### {load}", "", f"| system | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
         for system in results:
@@ -90,6 +90,17 @@ def _of_systems(found: Found, systems: Sequence[str]) -> str:
     for system in systems:
         cells = [shown(found.system(system, value), form) for value, form in columns.values()]
         lines.append(f"| {system} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _idle_streams(found: Found, results: Results) -> str:
+    """Where the memory of idle streams is. A process with less than 0.1 KB of a stream is left out."""
+    lines = ["| process | memory per idle stream, KB |", "|---|---|"]
+    for system, runs in results.items():
+        for process in dict.fromkeys(process for run in runs for process in run.idle_stream_kb_by_process):
+            figure = found.system(system, lambda m, process=process: m.idle_stream_kb_by_process.get(process))  # type: ignore[misc]
+            if figure is not None and abs(figure.median) >= 0.1:
+                lines.append(f"| {system}: {process} | {shown(figure, '.1f')} |")
     return "\n".join(lines)
 
 

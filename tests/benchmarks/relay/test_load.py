@@ -10,7 +10,7 @@ import pytest
 
 from backends.fake import FakeBackend, FakeSettings
 from benchmarks.relay import steps
-from benchmarks.relay.load import ENDS, TOKENS, StreamResult, lateness, result, stream
+from benchmarks.relay.load import ENDS, TOKENS, StreamResult, lateness, process_name, result, stream
 from benchmarks.relay.measures import DIALECTS, Measured, loads, name
 from benchmarks.relay.report import Bar, Figure, bars, shown, tables
 from benchmarks.relay.systems import BARE, HAPROXY, PEER, SYSTEMS, config
@@ -99,6 +99,12 @@ async def test_streams_of_one_speed_step_together() -> None:
     assert [set(woken[i : i + 2]) for i in range(0, 6, 2)] == [{"a", "b"}] * 3
 
 
+def test_processes_have_the_names_one_knows_them_by() -> None:
+    assert process_name(["ray::ServeReplica:a:Model", "", ""]) == "ray::ServeReplica:a:Model"
+    assert process_name(["/usr/bin/haproxy", "-f", "x"]) == "haproxy"
+    assert process_name([]) == "?"
+
+
 def test_the_config_of_ours_is_good() -> None:
     parts = our_parts(config(8000))
     assert sorted(parts.models) == ["idle", "paced", "slow", "unlimited"]
@@ -106,7 +112,10 @@ def test_the_config_of_ours_is_good() -> None:
 
 def measured(cpu_s: float, seconds: float = 1.0) -> Measured:
     streams = [StreamResult(0.01 * cpu_s, [1.0, 1.05, 1.1], True)]
-    found = Measured(idle_stream_kb=40.0, added_ms={"small": 1.0, "100 KB": 3.0, "1 MB": 50.0})
+    by_process = {"haproxy": 39.95, "other": 0.05}
+    found = Measured(
+        idle_stream_kb=40.0, idle_stream_kb_by_process=by_process, added_ms={"small": 1.0, "100 KB": 3.0, "1 MB": 50.0}
+    )
     for dialect in DIALECTS:
         found.loads[name("paced", dialect, 128)] = result(streams, 3, seconds, cpu_s, 0.05)
     found.loads[name("slow", "chat", 512)] = result(streams, 3, seconds, cpu_s, 0.2)
@@ -138,7 +147,8 @@ def test_bars_compare_medians_and_say_what_is_missing() -> None:
         "ms more for a prompt of 100 KB": (2.0, "pass"),
         "ms more for a prompt of 1 MB": (49.0, "FAIL"),
     }
-    assert "| Ray Serve LLM | 0.75 |" not in tables(results)
+    assert "| Tokenyard, HAProxy: haproxy | 40.0 |" in (shown_tables := tables(results))
+    assert "### slow chat 512" in shown_tables and "other" not in shown_tables
     assert {bar.verdict for bar in bars({})} == {"not measured"}
 
 
