@@ -245,7 +245,7 @@ async def idle_stream_bytes(
     """
     host, port = address(url)
     content = request(PATHS["chat"], host, body("chat", model, HI, 16, extra))
-    held = []
+    held: list[asyncio.StreamWriter] = []
 
     async def hold() -> None:
         reader, writer = await asyncio.open_connection(host, port)

@@ -116,7 +116,7 @@ def main() -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]  # Ray does not type it
             ray.shutdown()
 
 

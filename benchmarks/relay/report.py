@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -98,10 +99,14 @@ def _idle_streams(found: Found, results: Results) -> str:
     lines = ["| process | memory per idle stream, KB |", "|---|---|"]
     for system, runs in results.items():
         for process in dict.fromkeys(process for run in runs for process in run.idle_stream_kb_by_process):
-            figure = found.system(system, lambda m, process=process: m.idle_stream_kb_by_process.get(process))  # type: ignore[misc]
+            figure = found.system(system, partial(_held, process=process))
             if figure is not None and abs(figure.median) >= 0.1:
                 lines.append(f"| {system}: {process} | {shown(figure, '.1f')} |")
     return "\n".join(lines)
+
+
+def _held(measured: Measured, process: str) -> float | None:
+    return measured.idle_stream_kb_by_process.get(process)
 
 
 def shown(figure: Figure | None, form: str) -> str:
@@ -165,7 +170,7 @@ def bars(results: Results) -> list[Bar]:
         cost = ratio(found.load(HAPROXY, name("paced", dialect, 128), cpu), chat)
         wanted.append(Bar(f"CPU per token of {dialect} over chat's", cost, 1.5))
     for size, limit in (("100 KB", 3.0), ("1 MB", 30.0)):
-        added = found.system(HAPROXY, lambda m, size=size: _added(m, size))  # type: ignore[misc]
+        added = found.system(HAPROXY, partial(_added, size=size))
         wanted.append(Bar(f"ms more for a prompt of {size}", None if added is None else added.median, limit))
     return wanted
 

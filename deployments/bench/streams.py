@@ -226,7 +226,7 @@ def _read_responses(reading: Reading, event: ServerSentEvent) -> None:
     match found.type:
         case "response.completed" | "response.incomplete":
             reading.ended = True
-            _note(reading, found.response and found.response.usage, None)
+            _note(reading, None if found.response is None else found.response.usage, None)
         case "response.failed":
             error = None if found.response is None else _error(found.response.error)
             reading.error = reading.error or error or ("error", "the response failed")

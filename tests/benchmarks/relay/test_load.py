@@ -85,7 +85,8 @@ def test_what_did_not_come_is_lost_and_not_slow() -> None:
 
 
 async def test_streams_of_one_speed_step_together() -> None:
-    clock, woken = steps.Steps(), []
+    clock = steps.Steps()
+    woken: list[str] = []
 
     async def one(name: str, count: int) -> None:
         for _ in range(count):
