@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from urllib.parse import urlsplit
 
@@ -33,7 +34,9 @@ async def run(url: str, model: str, tokens: int, repeats: int) -> None:
     async def ask(prompt: str) -> int:
         body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
         body |= {"stream": True, "temperature": 0, "ignore_eos": True}
-        result = await stream(host, port, "/v1/chat/completions", json.dumps(body).encode())
+        result = await stream(host, port, "chat", json.dumps(body).encode())
+        if not result.complete:
+            sys.exit(f"a stream ended after {result.tokens} tokens")
         return result.tokens
 
     async def in_a_row() -> None:

@@ -15,6 +15,7 @@ import click
 import uvloop
 
 from deployments import config, settings
+from deployments.bench.command import bench
 from protocols.sse import SseParser
 
 READY_TIMEOUT_S = 120.0
@@ -328,6 +329,9 @@ def _checked(path: Path, with_serve: bool) -> config.OurParts:
         return parts
     except settings.ConfigError as error:
         fail(f"{path} cannot be used:\n{error}", code=2)
+
+
+main.add_command(bench)
 
 
 if __name__ == "__main__":

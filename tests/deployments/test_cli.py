@@ -207,7 +207,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
     commands = re.findall(r"^  (\w+) ", result.stdout.split("Commands:")[1], flags=re.M)
-    assert commands == sorted(main.commands) == ["chat", "check", "deploy", "serve", "status"]
+    assert commands == sorted(main.commands) == ["bench", "chat", "check", "deploy", "serve", "status"]
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))

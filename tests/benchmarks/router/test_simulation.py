@@ -6,13 +6,14 @@ import random
 
 import pytest
 
-from benchmarks.router import generated, ladder, legs, svg, workloads
+from benchmarks.router import generated, ladder, legs, workloads
 from benchmarks.router.fleet import OVERHEAD_S, Fleet, PrefixIndex
 from benchmarks.router.legs import RULES
 from benchmarks.router.measures import Result
 from benchmarks.router.ours import Ours
 from benchmarks.router.simulation import Add, Drain, Kill, RestartGateway, Scenario, Simulation
 from benchmarks.router.workloads import Raw, Workload, workload
+from deployments.bench import svg
 
 CHANGES = (Kill(3.0, 1), Add(5.0, 2), Drain(6.0, 0), RestartGateway(7.0, 0))
 
