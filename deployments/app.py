@@ -18,10 +18,11 @@ from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from deployments.catalog import MODEL_DEPLOYMENT
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
+from deployments.models import MODEL_DEPLOYMENT
 from deployments.replica import Replica
+from deployments.resources import replica_options
 from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
 
 ROUTER = "deployments.router.ModelRouter"
@@ -106,6 +107,7 @@ def model(args: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=DRAIN_S,
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
+        **replica_options(settings.backend),
     )
     entry = _deployment(
         _Entry,

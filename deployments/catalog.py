@@ -17,12 +17,12 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from deployments.models import MODEL_DEPLOYMENT as MODEL_DEPLOYMENT
 from deployments.models import ModelEntry
 from protocols.errors import ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
-MODEL_DEPLOYMENT = "Model"
 REFRESH_AT_MOST_EVERY_S = 0.25
 
 _GONE = frozenset({ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED})

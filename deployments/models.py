@@ -12,6 +12,8 @@ from protocols.errors import InvalidRequest, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
 
+MODEL_DEPLOYMENT = "Model"
+
 
 class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.

@@ -198,6 +198,20 @@ def export_ray_environment(front: Front) -> None:
         os.environ.setdefault(name, value)
 
 
+VLLM_ENV = {
+    # Nothing leaves the machine unless its owner says so.
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Environment of a replica that runs vLLM."""
+
+
+def export_vllm_environment() -> None:
+    """The same for this process, which runs the models itself. Values the user has set are kept."""
+    for name, value in VLLM_ENV.items():
+        os.environ.setdefault(name, value)
+
+
 GATEWAY_ENV = {
     # Gateway code never blocks, so it and its routers share the replica's loop: two thread hops per token less.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

@@ -14,17 +14,18 @@ from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_context import Matrix
-from backends.llamacpp.embedding_inputs import embedding_inputs, mixed_tokens, rerank_inputs
+from backends.llamacpp.embedding_inputs import embedding_inputs, rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
 from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
-from backends.llamacpp.prompts import Prepared, prompt_chars
 from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
 from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from backends.output.selection import ParserSpec
+from backends.prompts import Prepared, prompt_chars
+from backends.vocabulary import mixed_tokens, text_of
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -156,7 +157,7 @@ class LlamaCppBackend(Unsupported):
         loaded, _ = self._alive()
 
         def text() -> str:
-            return _text(loaded.model, loaded.tokenizer.checked(tokens, "tokens"))
+            return text_of(loaded.model, loaded.tokenizer.checked(tokens, "tokens"))
 
         return await self._aside(text, len(tokens))
 
@@ -270,17 +271,12 @@ class LlamaCppBackend(Unsupported):
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, make)
 
 
-def _text(model: Model, tokens: Tokens) -> str:
-    """Of all `tokens`, control tokens by their name."""
-    return b"".join(map(model.special_piece, tokens.tolist())).decode("utf-8", "replace")
-
-
 def _echo(model: Model, prompt: Tokens, spec: SamplerSpec, speculation: SpeculationKind) -> Echo:
     # Suppressed tokens are the model's, not the request's.
     given = [(token, bias) for token, bias in spec.biases.items() if token not in model.suppressed_tokens]
     biases = tuple(TokenBias(token, bias) for token, bias in given)
     sampling = msgspec.structs.replace(spec.params.to_sampling(), logit_bias=biases)
-    return Echo(_text(model, prompt), sampling, "" if spec.grammar is None else spec.grammar.gbnf, speculation)
+    return Echo(text_of(model, prompt), sampling, "" if spec.grammar is None else spec.grammar.gbnf, speculation)
 
 
 async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> list[Matrix]:

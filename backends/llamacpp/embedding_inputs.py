@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
 
 from backends.llamacpp.bindings import Model, Tokens
+from backends.vocabulary import checked_tokens, mixed_tokens
 from protocols.calls import EmbeddingRequest, RerankRequest
 from protocols.errors import ContextOverflow, InvalidRequest
 from protocols.request import MixedPrompt, TextPrompt, TokenPrompt
@@ -34,14 +34,6 @@ def rerank_inputs(model: Model, request: RerankRequest, limit: int) -> list[Toke
     return _checked_lengths(inputs, "documents", limit)
 
 
-def checked_tokens(tokens: Sequence[int], model: Model, param: str) -> Tokens:
-    """An id outside the vocabulary would make the whole batch fail, with everyone else's tokens in it."""
-    for token in tokens:
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(f"There is no token {token} in a vocabulary of {model.vocab_size}", param=param)
-    return np.array(tokens, np.int32)
-
-
 def _tokens(model: Model, prompt: TextPrompt | TokenPrompt | MixedPrompt, param: str) -> Tokens:
     match prompt:
         case TextPrompt(text=text):
@@ -52,20 +44,6 @@ def _tokens(model: Model, prompt: TextPrompt | TokenPrompt | MixedPrompt, param:
             return mixed_tokens(model, parts, param, add_special=True, parse_special=True)
         case _:
             assert_never(prompt)
-
-
-def mixed_tokens(
-    model: Model, parts: Sequence[str | int], param: str, *, add_special: bool, parse_special: bool
-) -> Tokens:
-    """ "BOS … when … the first element … is a string" """
-    tokens: list[int] = []
-    for part in parts:
-        if isinstance(part, int):
-            tokens.append(part)
-        else:
-            begins = add_special and not tokens
-            tokens += model.tokenize(part, add_special=begins, parse_special=parse_special).tolist()
-    return checked_tokens(tokens, model, param)
 
 
 def _from_template(model: Model, query: str, document: str) -> Tokens:

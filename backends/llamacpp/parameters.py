@@ -8,13 +8,13 @@ from typing import assert_never
 from backends.llamacpp import json_schema
 from backends.llamacpp.bindings import Model
 from backends.llamacpp.grammar import GrammarSpec
-from backends.llamacpp.logit_bias import merged_biases
 from backends.llamacpp.logprobs import check_options
 from backends.llamacpp.sampler import GrammarSource, SamplerSpec
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import dry_sampler
 from backends.llamacpp.thinking import thinking_spec
 from backends.llamacpp.triggers import Trigger
+from backends.logit_bias import merged_biases
 from backends.output.selection import ParserSpec
 from protocols.errors import InvalidRequest
 from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, Request, TextBias

@@ -1,0 +1,353 @@
+"""vLLM as a `Backend`: prompts and answers are made here as for every engine, and vLLM computes the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from backends.adapters import AdapterSet, adapter_set
+from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
+from backends.prompts import Prepared, prompt_chars
+from backends.vllm.accounts import Accounts, Run
+from backends.vllm.compat import (
+    EngineDeadError,
+    EngineGenerateError,
+    LoRARequest,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+    VLLMClientError,
+    tokens_input,
+)
+from backends.vllm.loading import Loaded, load
+from backends.vllm.params import check_request, for_choice, needs_replay, sampling_arguments, structured
+from backends.vllm.replay import ARGUMENT
+from backends.vllm.sequence import Answer
+from backends.vllm.settings import VllmSettings
+from backends.vocabulary import checked_tokens, mixed_tokens, text_of
+from protocols.calls import Adapter, Piece
+from protocols.errors import (
+    BackendLost,
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    NotSupported,
+    ServingError,
+    Unavailable,
+)
+from protocols.events import Echo, FinishReason, Frame, Started
+from protocols.request import ChatPrompt, GbnfConstraint, LoraScale, Request
+
+T = TypeVar("T")
+
+_INLINE_SIZE = 4096
+"""Prompts of so many characters are tokenised in a millisecond or two; larger ones leave the event loop."""
+
+
+class VllmBackend(Unsupported):
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._loaded: Loaded | None = None
+        self._accounts = Accounts(settings.slots)
+        self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="vllm-tokenize")
+        self._scales = tuple(LoraScale(id, adapter.scale) for id, adapter in enumerate(settings.adapters))
+        self._ids = itertools.count()
+        self._closed = False
+
+    async def start(self) -> ModelCard:
+        self._loaded = loaded = await asyncio.to_thread(load, self._settings, self._accounts.step)
+        self._accounts.kv_tokens = loaded.kv_tokens
+        for id in range(len(self._settings.adapters)):
+            await self._add_adapter(loaded, id)
+        return loaded.card
+
+    def card(self) -> ModelCard:
+        return self._alive().card
+
+    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+        loaded = self._generating()
+        check_request(request, self._settings.max_logprobs)
+        adapter = self._adapter(request)
+        if request.constraint is not None and request.ignore_eos:
+            request = msgspec.structs.replace(request, ignore_eos=False)  # a complete answer has nothing behind it
+        prepared = await self._prepare(request)
+        prompt_tokens, context_length = len(prepared.tokens), loaded.card.context_length
+        if prompt_tokens >= context_length:
+            raise ContextOverflow.of(prompt_tokens, context_length)
+        checked_tokens(request.resume, loaded.vocabulary, "resume")
+        arguments = sampling_arguments(request, loaded.vocabulary, loaded.defaults, structured(request.constraint))
+        echo = self._echo(loaded, prepared, request) if request.extras.echo else None
+        head = _Head(echo)
+        replays = bool(request.resume) and loaded.can_replay and needs_replay(arguments)
+        choices = []
+        for choice in range(request.choice, request.choice + request.n):
+            answer = Answer(
+                request, choice, prepared, loaded.vocabulary, context_length, time.monotonic, replays=replays
+            )
+            run = Run(f"{request.id}-{next(self._ids)}", prompt_tokens, leads=choice == request.choice)
+            job = _Job(answer, run, prepared, for_choice(arguments, choice), adapter, replays)
+            choices.append(self._frames(loaded, request, job, head))
+        async with aclosing(merged(choices)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def _frames(self, loaded: Loaded, request: Request, job: _Job, head: _Head) -> AsyncGenerator[Frame, None]:
+        """Those of one choice."""
+        answer, run = job.answer, job.run
+        with self._accounts.entered(run):
+            if answer.reason is not None:
+                frame = answer.end(answer.reason)
+                yield msgspec.structs.replace(frame, events=(*head.take(answer), *frame.events))
+                return
+            async with aclosing(self._outputs(loaded, request, job)) as outputs:
+                async for output in outputs:
+                    if not run.computed:
+                        answer.computed(output.num_cached_tokens or 0)
+                        self._accounts.computed(run, answer.cached_tokens)
+                    (made,) = output.outputs
+                    frame = answer.accept(made.token_ids, made.logprobs) or Frame((), (), answer.choice)
+                    if answer.reason is None and made.finish_reason is not None:
+                        frame = _joined(frame, answer.end(_reason(made.finish_reason)))
+                    self._accounts.generated(run, len(frame.tokens))
+                    frame = msgspec.structs.replace(frame, events=(*head.take(answer), *frame.events))
+                    if frame.events or frame.tokens:
+                        yield frame
+                    if answer.reason is not None:
+                        return
+
+    async def _outputs(self, loaded: Loaded, request: Request, job: _Job) -> AsyncGenerator[RequestOutput, None]:
+        """What the engine says, in our errors."""
+        tokens = job.prepared.tokens.tolist()
+        arguments = dict(job.arguments)
+        limit = job.answer.limit
+        if job.replays:
+            arguments["extra_args"] = {ARGUMENT: list(request.resume)}
+        else:
+            tokens += request.resume
+            limit -= len(request.resume)
+        constraint = arguments.pop("structured_outputs", None)
+        try:
+            params = SamplingParams(
+                **arguments,
+                structured_outputs=None if constraint is None else StructuredOutputsParams(**constraint),
+                max_tokens=limit,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            # A grammar takes a while to be checked; raw prompts are, and it with them, on a thread of vLLM's.
+            prompt = tokens_input(tokens) if constraint is None else TokensPrompt(prompt_token_ids=tokens)
+            outputs = loaded.engine.generate(prompt, params, job.run.id, lora_request=job.adapter)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.outputs[0].finish_reason == "abort":
+                        raise Unavailable("The model is being shut down.")
+                    yield output
+        except VLLMClientError as error:
+            raise _refused(error) from error
+        except EngineDeadError as error:
+            raise self._lost() from error
+        except EngineGenerateError as error:
+            if self._closed or loaded.engine.errored:
+                raise self._lost() from error
+            raise
+
+    async def count_tokens(self, request: Request) -> int:
+        self._generating()
+        return len((await self._prepare(request)).tokens)
+
+    async def tokenize(self, *parts: str | int, add_special: bool = False, parse_special: bool = True) -> list[Piece]:
+        vocabulary = self._alive().vocabulary
+
+        def pieces() -> list[Piece]:
+            tokens = mixed_tokens(vocabulary, parts, "content", add_special=add_special, parse_special=parse_special)
+            return [Piece(token, vocabulary.special_piece(token)) for token in tokens.tolist()]
+
+        return await self._aside(pieces, sum(len(part) if isinstance(part, str) else 1 for part in parts))
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        vocabulary = self._alive().vocabulary
+        return text_of(vocabulary, checked_tokens(tokens, vocabulary, "tokens"))
+
+    async def apply_template(self, prompt: ChatPrompt) -> str:
+        loaded = self._generating()
+        return await self._aside(partial(loaded.tokenizer.templates.render, prompt), prompt_chars(prompt))
+
+    def adapters(self) -> list[Adapter]:
+        self._alive()
+        scales = {item.id: item.scale for item in self._scales}
+        return [Adapter(id, adapter.path, scales.get(id, 0.0)) for id, adapter in enumerate(self._settings.adapters)]
+
+    async def set_adapters(self, scales: Sequence[LoraScale]) -> None:
+        self._generating()
+        given = adapter_set(scales, len(self._settings.adapters))
+        _only_adapter(given)
+        self._scales = tuple(LoraScale(id, scale) for id, scale in given)
+
+    def stats(self) -> BackendStats:
+        return self._accounts.stats()
+
+    async def check_health(self) -> None:
+        self._alive()
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._loaded is not None:
+            await self._loaded.engine.abort(self._accounts.ids)
+            await asyncio.to_thread(self._loaded.engine.shutdown)
+        await asyncio.to_thread(self._tokenizers.shutdown)
+
+    def _alive(self) -> Loaded:
+        if self._loaded is None or self._closed:
+            raise Unavailable("The model is not loaded.")
+        if self._loaded.engine.errored:
+            raise self._lost()
+        return self._loaded
+
+    def _generating(self) -> Loaded:
+        loaded = self._alive()
+        if "generate" not in loaded.card.tasks:
+            raise NotSupported("This model does not generate text")
+        return loaded
+
+    def _lost(self) -> ServingError:
+        if self._closed:
+            return Unavailable("The model is being shut down.")
+        return BackendLost("The engine has died.")
+
+    def _adapter(self, request: Request) -> Any:
+        scales = self._scales if request.lora is None else request.lora
+        id = _only_adapter(adapter_set(scales, len(self._settings.adapters)))
+        return None if id is None else self._lora_request(id)
+
+    def _lora_request(self, id: int) -> Any:
+        path = str(Path(self._settings.adapters[id].path).expanduser())
+        return LoRARequest(f"adapter-{id}", id + 1, path)
+
+    async def _add_adapter(self, loaded: Loaded, id: int) -> None:
+        path = self._settings.adapters[id].path
+        if not (Path(path).expanduser() / "adapter_config.json").is_file():
+            raise BackendStartError(f"adapter {path!r}: there is no file adapter_config.json in it")
+        await loaded.engine.add_lora(self._lora_request(id))
+
+    def _echo(self, loaded: Loaded, prepared: Prepared, request: Request) -> Echo:
+        given = msgspec.structs.asdict(request.sampling)
+        sampling = msgspec.structs.replace(
+            loaded.card.sampling, **{name: value for name, value in given.items() if value is not None}
+        )
+        constraint = request.constraint
+        grammar = constraint.text if isinstance(constraint, GbnfConstraint) else ""
+        return Echo(text_of(loaded.vocabulary, prepared.tokens), sampling, grammar)
+
+    async def _prepare(self, request: Request) -> Prepared:
+        """The prompt of `request`, as `count_tokens` and `generate` both see it."""
+        return await self._aside(partial(self._alive().tokenizer.prepare, request), prompt_chars(request.prompt))
+
+    async def _aside(self, make: Callable[[], T], size: int) -> T:
+        """What `make` returns. It runs on another thread if `size` says that it may take a while."""
+        if size <= _INLINE_SIZE:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, make)
+
+
+class _Job(msgspec.Struct, frozen=True):
+    answer: Answer
+    run: Run
+    prepared: Prepared
+    arguments: Mapping[str, Any]
+    adapter: Any
+    replays: bool
+
+
+class _Head:
+    """The `Started` of a stream, which goes with the frame that happens to be the first."""
+
+    def __init__(self, echo: Echo | None) -> None:
+        self._echo = echo
+        self._due = True
+
+    def take(self, answer: Answer) -> tuple[Started, ...]:
+        if not self._due:
+            return ()
+        self._due = False
+        return (answer.started(self._echo),)
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """The items of all `streams` as they come. The first error ends it; all are closed when it ends."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]):
+            async for item in streams[0]:
+                yield item
+        return
+    queue: asyncio.Queue[T | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[T, None]) -> None:
+        async with aclosing(stream):
+            async for item in stream:
+                queue.put_nowait(item)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            item = await queue.get()
+            if item is not None:
+                yield item
+                continue
+            open_streams -= 1
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _joined(one: Frame, other: Frame) -> Frame:
+    return Frame((*one.events, *other.events), (*one.tokens, *other.tokens), one.choice)
+
+
+def _reason(said: str) -> FinishReason:
+    """vLLM ended an answer for a reason of its own."""
+    match said:
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
+        case _:
+            raise InternalError(InternalError.PUBLIC_MESSAGE)
+
+
+def _only_adapter(given: AdapterSet) -> int | None:
+    if len(given) > 1:
+        raise InvalidRequest("This model's engine applies one LoRA adapter to a request", param="lora")
+    for id, scale in given:
+        if scale != 1:
+            raise InvalidRequest("This model's engine applies a LoRA adapter with scale 1 or not at all", param="lora")
+        return id
+    return None
+
+
+_PARAMETERS = {"repetition_penalty": "repeat_penalty", "structured_outputs": "json_schema"}
+
+
+def _refused(error: VLLMClientError) -> InvalidRequest:
+    """The message without what vLLM's own appends to it, and its parameter by our name."""
+    param = getattr(error, "parameter", None)
+    return InvalidRequest(str(error.args[0]) if error.args else str(error), param=_PARAMETERS.get(param, param))

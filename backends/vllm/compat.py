@@ -1,0 +1,46 @@
+"""Every name of vLLM's that we use. vLLM promises none of them from one minor release to the next.
+
+`VERSION` is the minor that they were written for; `tests/backends/vllm/test_compat.py` says which of them moved.
+"""
+
+from __future__ import annotations
+
+from vllm import PoolingParams, SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import TokensPrompt
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.version import __version__
+
+VERSION = "0.32"
+
+__all__ = [
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "LoRARequest",
+    "LogitsProcessor",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TokensPrompt",
+    "UsageContext",
+    "VLLMClientError",
+    "VllmConfig",
+    "__version__",
+    "process_dict_updates",
+    "tokens_input",
+]
