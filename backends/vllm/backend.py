@@ -305,9 +305,9 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
     try:
         open_streams = len(tasks)
         while open_streams:
-            item = await queue.get()
-            if item is not None:
-                yield item
+            got = await queue.get()
+            if got is not None:
+                yield got
                 continue
             open_streams -= 1
             for task in tasks:
@@ -350,4 +350,6 @@ _PARAMETERS = {"repetition_penalty": "repeat_penalty", "structured_outputs": "js
 def _refused(error: VLLMClientError) -> InvalidRequest:
     """The message without what vLLM's own appends to it, and its parameter by our name."""
     param = getattr(error, "parameter", None)
-    return InvalidRequest(str(error.args[0]) if error.args else str(error), param=_PARAMETERS.get(param, param))
+    return InvalidRequest(
+        str(error.args[0]) if error.args else str(error), param=None if param is None else _PARAMETERS.get(param, param)
+    )

@@ -8,7 +8,6 @@ import pytest
 
 from backends.base import Backend
 from tests.backends.contract import BackendContract
-from tests.backends.vllm.checkpoint import made
 from tests.backends.vllm.conftest import cpu_settings
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -24,4 +23,4 @@ class TestVllm(BackendContract):
     async def create(cls) -> Backend:
         from backends.vllm.backend import VllmBackend
 
-        return VllmBackend(cpu_settings(made(), context_length=cls.context_length))
+        return VllmBackend(cpu_settings(context_length=cls.context_length))
