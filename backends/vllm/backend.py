@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from backends.adapters import AdapterSet, adapter_set
 from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
+from backends.pooling import Matrix, checked_lengths, embedding_inputs, normalized
 from backends.prompts import Prepared, prompt_chars
 from backends.vllm.accounts import Accounts, Run
 from backends.vllm.compat import (
     EngineDeadError,
-    EngineGenerateError,
     LoRARequest,
+    PoolingParams,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
@@ -35,8 +37,8 @@ from backends.vllm.params import check_request, for_choice, needs_replay, sampli
 from backends.vllm.replay import ARGUMENT
 from backends.vllm.sequence import Answer
 from backends.vllm.settings import VllmSettings
-from backends.vocabulary import checked_tokens, mixed_tokens, text_of
-from protocols.calls import Adapter, Piece
+from backends.vocabulary import Tokens, checked_tokens, mixed_tokens, text_of
+from protocols.calls import Adapter, Embedding, EmbeddingRequest, Piece, Relevance, RerankRequest
 from protocols.errors import (
     BackendLost,
     ContextOverflow,
@@ -50,6 +52,9 @@ from protocols.events import Echo, FinishReason, Frame, Started
 from protocols.request import ChatPrompt, GbnfConstraint, LoraScale, Request
 
 T = TypeVar("T")
+
+_TASKS = {"generate": "generate", "embed": "embed", "classify": "rerank"}
+"""vLLM's tasks that are ours too."""
 
 _INLINE_SIZE = 4096
 """Prompts of so many characters are tokenised in a millisecond or two; larger ones leave the event loop."""
@@ -68,9 +73,20 @@ class VllmBackend(Unsupported):
     async def start(self) -> ModelCard:
         self._loaded = loaded = await asyncio.to_thread(load, self._settings, self._accounts.step)
         self._accounts.kv_tokens = loaded.kv_tokens
-        for id in range(len(self._settings.adapters)):
-            await self._add_adapter(loaded, id)
-        return loaded.card
+        try:
+            supported = await loaded.engine.get_supported_tasks()
+            tasks = tuple(ours for theirs, ours in _TASKS.items() if theirs in supported)
+            if not tasks:
+                raise BackendStartError(f"model {self._settings.model!r}: nothing of {', '.join(supported)} is served")
+            for id, adapter in enumerate(self._settings.adapters):
+                if not await loaded.engine.add_lora(self._lora_request(id)):
+                    raise BackendStartError(f"adapter {adapter.path!r}: vLLM does not take it")
+        except BaseException:
+            await self.aclose()
+            raise
+        card = msgspec.structs.replace(loaded.card, tasks=tasks)
+        self._loaded = msgspec.structs.replace(loaded, card=card)
+        return card
 
     def card(self) -> ModelCard:
         return self._alive().card
@@ -137,7 +153,7 @@ class VllmBackend(Unsupported):
             tokens += request.resume
             limit -= len(request.resume)
         constraint = arguments.pop("structured_outputs", None)
-        try:
+        with _our_errors(self._lost):
             params = SamplingParams(
                 **arguments,
                 structured_outputs=None if constraint is None else StructuredOutputsParams(**constraint),
@@ -153,14 +169,55 @@ class VllmBackend(Unsupported):
                     if output.outputs[0].finish_reason == "abort":
                         raise Unavailable("The model is being shut down.")
                     yield output
-        except VLLMClientError as error:
-            raise _refused(error) from error
-        except EngineDeadError as error:
-            raise self._lost() from error
-        except EngineGenerateError as error:
-            if self._closed or loaded.engine.errored:
-                raise self._lost() from error
-            raise
+
+    async def embed(self, request: EmbeddingRequest) -> list[Embedding]:
+        loaded = self._alive()
+        if "embed" not in loaded.card.tasks:
+            return await super().embed(request)
+        chars = sum(prompt_chars(prompt) for prompt in request.inputs)
+        inputs = await self._aside(
+            partial(embedding_inputs, loaded.vocabulary, request, loaded.card.context_length), chars
+        )
+        vectors = await self._pooled(loaded, "embed", [(tokens, None) for tokens in inputs])
+        return [
+            Embedding(normalized(row[np.newaxis], request.normalize).astype("<f4").tobytes(), len(row), len(tokens))
+            for row, tokens in zip(vectors, inputs, strict=True)
+        ]
+
+    async def rerank(self, request: RerankRequest) -> list[Relevance]:
+        loaded = self._alive()
+        if "rerank" not in loaded.card.tasks:
+            return await super().rerank(request)
+        chars = sum(len(request.query) + len(document) for document in request.documents)
+
+        def pairs() -> list[tuple[Tokens, int | None]]:
+            found = [loaded.vocabulary.pair(request.query, document) for document in request.documents]
+            checked_lengths([tokens for tokens, _ in found], "documents", loaded.card.context_length)
+            return [(tokens, begin if begin < len(tokens) else None) for tokens, begin in found]
+
+        inputs = await self._aside(pairs, chars)
+        scores = await self._pooled(loaded, "classify", inputs)
+        return [Relevance(float(row[0]), len(tokens)) for row, (tokens, _) in zip(scores, inputs, strict=True)]
+
+    async def _pooled(self, loaded: Loaded, kind: str, inputs: Sequence[tuple[Tokens, int | None]]) -> list[Matrix]:
+        """What the model makes of each of `inputs`, as it is: nobody's norm, and no probability."""
+
+        async def one(tokens: Tokens, second: int | None) -> Matrix:
+            kwargs = None if second is None else {"compressed_token_type_ids": second}
+            params = PoolingParams(task=kind, use_activation=False, extra_kwargs=kwargs)
+            outputs = loaded.engine.encode(tokens_input(tokens.tolist()), params, f"pool-{next(self._ids)}")
+            async with aclosing(outputs):
+                async for output in outputs:
+                    vector: Matrix = output.outputs.data.float().numpy().reshape(-1)
+            return vector
+
+        with self._accounts.pooling(sum(len(tokens) for tokens, _ in inputs)), _our_errors(self._lost):
+            tasks = [asyncio.create_task(one(*given)) for given in inputs]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
 
     async def count_tokens(self, request: Request) -> int:
         self._generating()
@@ -235,12 +292,6 @@ class VllmBackend(Unsupported):
     def _lora_request(self, id: int) -> Any:
         path = str(Path(self._settings.adapters[id].path).expanduser())
         return LoRARequest(f"adapter-{id}", id + 1, path)
-
-    async def _add_adapter(self, loaded: Loaded, id: int) -> None:
-        path = self._settings.adapters[id].path
-        if not (Path(path).expanduser() / "adapter_config.json").is_file():
-            raise BackendStartError(f"adapter {path!r}: there is no file adapter_config.json in it")
-        await loaded.engine.add_lora(self._lora_request(id))
 
     def _echo(self, loaded: Loaded, prepared: Prepared, request: Request) -> Echo:
         given = msgspec.structs.asdict(request.sampling)
@@ -342,6 +393,17 @@ def _only_adapter(given: AdapterSet) -> int | None:
             raise InvalidRequest("This model's engine applies a LoRA adapter with scale 1 or not at all", param="lora")
         return id
     return None
+
+
+@contextmanager
+def _our_errors(lost: Callable[[], ServingError]) -> Iterator[None]:
+    """vLLM's errors as ours; `lost` says what it means that the engine is dead."""
+    try:
+        yield
+    except VLLMClientError as error:
+        raise _refused(error) from error
+    except EngineDeadError as error:
+        raise lost() from error
 
 
 _PARAMETERS = {"repetition_penalty": "repeat_penalty", "structured_outputs": "json_schema"}

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 from vllm import PoolingParams, SamplingParams
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.version import __version__
@@ -27,11 +26,9 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "EngineDeadError",
-    "EngineGenerateError",
     "LoRARequest",
     "LogitsProcessor",
     "PoolingParams",
-    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -39,7 +36,6 @@ __all__ = [
     "TokensPrompt",
     "UsageContext",
     "VLLMClientError",
-    "VllmConfig",
     "__version__",
     "process_dict_updates",
     "tokens_input",

@@ -98,6 +98,9 @@ def load(settings: VllmSettings, on_step: Callable[[], None]) -> Loaded:
         raise BackendStartError(f"vLLM {__version__} is installed, and this is made for {VERSION}")
     if settings.device == "gpu" and "cpu" in __version__:
         raise BackendStartError("This vLLM computes on the CPU only: set device: cpu, or install vllm")
+    for adapter in settings.adapters:
+        if not (Path(adapter.path).expanduser() / "adapter_config.json").is_file():
+            raise BackendStartError(f"adapter {adapter.path!r}: there is no file adapter_config.json in it")
     try:
         return _load(settings, on_step)
     except (OSError, ValueError, RuntimeError, UnknownTokenizer) as error:
@@ -142,6 +145,8 @@ def _described(settings: VllmSettings, engine: Any, config: Any, can_replay: boo
         engine="vllm",
         vocab_size=vocabulary.vocab_size,
         chat_template=source,
+        embedding_length=model.get_hidden_size() if settings.pools else 0,
+        pooling="last" if settings.pools else "",
         path=settings.model,
         bos_text=vocabulary.bos_text,
         eos_text=vocabulary.eos_text,

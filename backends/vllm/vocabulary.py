@@ -41,6 +41,15 @@ class HfVocabulary:
         tokenizer = self._parsing if parse_special else self._literal
         return np.array(tokenizer.encode(text, add_special_tokens=add_special).ids, np.int32)
 
+    def pair(self, one: str, other: str) -> tuple[Tokens, int]:
+        """Two texts as one input, as the tokenizer joins them, and where the tokens of the second begin.
+
+        The latter is their number for a tokenizer that does not tell the two apart.
+        """
+        joined = self._parsing.encode(one, other, add_special_tokens=True)
+        begin = joined.type_ids.index(1) if 1 in joined.type_ids else len(joined.ids)
+        return np.array(joined.ids, np.int32), begin
+
     def piece(self, token: int) -> bytes:
         return self._pieces.get(token, b"")
 

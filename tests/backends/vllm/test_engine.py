@@ -52,7 +52,7 @@ HOT = Sampling(temperature=1.2, seed=11)
 @pytest.mark.parametrize("sampling", [GREEDY, HOT])
 async def test_a_schema_is_kept(engine: VllmBackend, sampling: Sampling) -> None:
     got = await answer(
-        engine, greedy("Describe a person.", 200, constraint=JsonSchemaConstraint(PERSON), sampling=sampling)
+        engine, greedy("Describe a person.", 60, constraint=JsonSchemaConstraint(PERSON), sampling=sampling)
     )
     assert got.choice.reason == "stop"
     person = json.loads(got.choice.text)
@@ -62,7 +62,7 @@ async def test_a_schema_is_kept(engine: VllmBackend, sampling: Sampling) -> None
 
 
 async def test_any_json_is_json(engine: VllmBackend) -> None:
-    got = await answer(engine, greedy("Write JSON.", 300, constraint=JsonSchemaConstraint({})))
+    got = await answer(engine, greedy("Write JSON.", 24, constraint=JsonSchemaConstraint({})))
     if got.choice.reason == "stop":
         json.loads(got.choice.text)
     else:
@@ -122,8 +122,8 @@ async def test_a_banned_token_does_not_come(engine: VllmBackend) -> None:
 
 
 async def test_ends_that_are_ignored_do_not_come(engine: VllmBackend) -> None:
-    got = await answer(engine, greedy("Say hi.", 120, ignore_eos=True))
-    assert len(got.tokens) == 120
+    got = await answer(engine, greedy("Say hi.", 40, ignore_eos=True))
+    assert len(got.tokens) == 40
     assert not set(got.tokens) & engine._alive().vocabulary.end_tokens
 
 
@@ -182,7 +182,7 @@ async def test_a_conversations_second_turn_finds_the_first_cached(engine: VllmBa
 )
 async def test_an_answer_goes_on_in_the_middle(engine: VllmBackend, fields: dict[str, object]) -> None:
     """Where its own tokens matter: the grammar goes on, the same numbers are drawn, penalties count what there was."""
-    request = greedy("Describe a person.", 40, **fields)
+    request = greedy("Describe a person.", 32, **fields)
     await answer(engine, request)
     whole = await answer(engine, request)
     for k in (1, len(whole.tokens) // 2, len(whole.tokens) - 1):
@@ -199,11 +199,11 @@ async def test_streams_are_batched(engine: VllmBackend) -> None:
     """As many steps as one of them takes alone, and a few for their prompts."""
     await asyncio.gather(*(answer(engine, greedy(f"Count to {i}.", 2)) for i in range(SLOTS)))
     before = engine.stats()
-    got = await asyncio.gather(*(answer(engine, greedy(f"Count to {i}.", 48, ignore_eos=True)) for i in range(SLOTS)))
+    got = await asyncio.gather(*(answer(engine, greedy(f"Count to {i}.", 24, ignore_eos=True)) for i in range(SLOTS)))
     after = engine.stats()
-    assert [len(one.tokens) for one in got] == [48] * SLOTS
-    assert after.generated_tokens_total - before.generated_tokens_total == 48 * SLOTS
-    assert after.steps_total - before.steps_total < 2 * 48
+    assert [len(one.tokens) for one in got] == [24] * SLOTS
+    assert after.generated_tokens_total - before.generated_tokens_total == 24 * SLOTS
+    assert after.steps_total - before.steps_total < 2 * 24
 
 
 async def test_a_cancelled_request_leaves_the_engine(engine: VllmBackend) -> None:
