@@ -12,6 +12,7 @@ import msgspec
 
 from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
+from backends.grammar.tool_grammar import demands_grammar, with_tool_grammar
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import rerank_inputs
 from backends.llamacpp.engine import Engine
@@ -21,7 +22,6 @@ from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
-from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from backends.output.selection import ParserSpec
 from backends.pooling import Matrix, embedding_inputs
 from backends.prompts import Prepared, prompt_chars

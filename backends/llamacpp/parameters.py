@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from backends.llamacpp import json_schema
+from backends.grammar import json_schema
+from backends.grammar.triggers import Trigger
 from backends.llamacpp.bindings import Model
 from backends.llamacpp.grammar import GrammarSpec
 from backends.llamacpp.logprobs import check_options
@@ -13,7 +14,6 @@ from backends.llamacpp.sampler import GrammarSource, SamplerSpec
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import dry_sampler
 from backends.llamacpp.thinking import thinking_spec
-from backends.llamacpp.triggers import Trigger
 from backends.logit_bias import merged_biases
 from backends.output.selection import ParserSpec
 from protocols.errors import InvalidRequest
