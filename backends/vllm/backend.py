@@ -17,6 +17,7 @@ import numpy as np
 
 from backends.adapters import AdapterSet, adapter_set
 from backends.base import BackendStartError, BackendStats, ModelCard, Unsupported
+from backends.grammar.tool_grammar import demands_grammar
 from backends.pooling import Matrix, checked_lengths, embedding_inputs, normalized
 from backends.prompts import Prepared, prompt_chars
 from backends.vllm.accounts import Accounts, Run
@@ -32,8 +33,9 @@ from backends.vllm.compat import (
     VLLMClientError,
     tokens_input,
 )
+from backends.vllm.constraints import constrained, structured
 from backends.vllm.loading import Loaded, load
-from backends.vllm.params import check_request, for_choice, needs_replay, sampling_arguments, structured
+from backends.vllm.params import check_request, for_choice, needs_replay, sampling_arguments
 from backends.vllm.replay import ARGUMENT
 from backends.vllm.sequence import Answer
 from backends.vllm.settings import VllmSettings
@@ -95,13 +97,13 @@ class VllmBackend(Unsupported):
         loaded = self._generating()
         check_request(request, self._settings.max_logprobs)
         adapter = self._adapter(request)
-        if request.constraint is not None and request.ignore_eos:
-            request = msgspec.structs.replace(request, ignore_eos=False)  # a complete answer has nothing behind it
         prepared = await self._prepare(request)
         prompt_tokens, context_length = len(prepared.tokens), loaded.card.context_length
         if prompt_tokens >= context_length:
             raise ContextOverflow.of(prompt_tokens, context_length)
         checked_tokens(request.resume, loaded.vocabulary, "resume")
+        quick = request.constraint is None and not demands_grammar(request)
+        request = await self._aside(partial(constrained, request, prepared.parser), 0 if quick else _INLINE_SIZE + 1)
         arguments = sampling_arguments(request, loaded.vocabulary, loaded.defaults, structured(request.constraint))
         echo = self._echo(loaded, prepared, request) if request.extras.echo else None
         head = _Head(echo)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import msgspec
 
 from backends.logit_bias import merged_biases
 from backends.vocabulary import Vocabulary
 from protocols.errors import InvalidRequest
-from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, LogprobOptions, Request, Sampling
+from protocols.request import LogprobOptions, Request, Sampling
 
 Arguments = dict[str, Any]
 
@@ -176,33 +176,3 @@ def for_choice(arguments: Arguments, choice: int) -> Arguments:
     if "seed" not in arguments or not choice:
         return arguments
     return arguments | {"seed": (arguments["seed"] + choice) % 0xFFFFFFFF}
-
-
-def structured(constraint: Constraint | None) -> Arguments | None:
-    """The arguments of `StructuredOutputsParams`."""
-    match constraint:
-        case None:
-            return None
-        case JsonSchemaConstraint(schema=schema):
-            if schema is True or schema == {}:
-                return {"grammar": _ANY_JSON}
-            if not isinstance(schema, dict):
-                raise InvalidRequest("The schema must be an object", param="json_schema")
-            return {"json": msgspec.json.encode(schema).decode()}
-        case GbnfConstraint(text=text, lazy=lazy):
-            if lazy:
-                raise InvalidRequest("This model's engine has no lazy grammars", param="grammar_lazy")
-            return {"grammar": text}
-        case _:
-            assert_never(constraint)
-
-
-_ANY_JSON = r"""root ::= ws value ws
-value ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{" ws (member ("," ws member)*)? "}" ws
-member ::= string ws ":" ws value ws
-array ::= "[" ws (value ws ("," ws value ws)*)? "]"
-string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
-number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
-ws ::= [ \t\n]{0,20}
-"""

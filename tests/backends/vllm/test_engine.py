@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from protocols.errors import InvalidRequest, NotSupported
-from protocols.events import TextDelta
 from protocols.request import (
     ChatPrompt,
     GbnfConstraint,
@@ -26,8 +25,10 @@ from protocols.request import (
     TextPrompt,
     TokenBias,
     TokenPrompt,
+    Tool,
+    ToolChoice,
 )
-from tests.backends.contract import GREEDY, answer, until
+from tests.backends.contract import GREEDY, answer, chat, until
 from tests.backends.vllm.conftest import SLOTS, greedy
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -238,10 +239,36 @@ async def test_a_prompt_of_tokens(engine: VllmBackend) -> None:
         await answer(engine, greedy(TokenPrompt((10**6,)), 6))
 
 
-async def test_text_is_whole_characters(engine: VllmBackend) -> None:
-    got = await answer(engine, greedy("Write ten emoji 🎉🥊🚀 and nothing else.", 40, sampling=HOT))
-    deltas = [event.text for frame in got.frames for event in frame.events if isinstance(event, TextDelta)]
-    assert all("\ufffd" not in text for text in deltas[:-1])
+async def test_text_is_what_the_tokens_say(engine: VllmBackend) -> None:
+    """However the characters lie over the tokens."""
+    got = await answer(engine, greedy("Write ten emoji 🎉🥊🚀 and nothing else.", 24, sampling=HOT, ignore_eos=True))
+    vocabulary = engine._alive().vocabulary
+    assert got.choice.text == b"".join(map(vocabulary.piece, got.tokens)).decode("utf-8", "replace")
+
+
+WEATHER = Tool(
+    "get_weather",
+    "The weather in a city",
+    {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
+)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT])
+async def test_a_tool_that_must_be_called_is(engine: VllmBackend, sampling: Sampling) -> None:
+    prompt = msgspec.structs.replace(
+        chat("How is the weather?"), tools=(WEATHER,), tool_choice=ToolChoice("required", parallel=False)
+    )
+    got = await answer(engine, greedy(prompt, 60, sampling=sampling))
+    (call,) = got.choice.tool_calls
+    assert call.name == "get_weather"
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    assert got.choice.reason == "tool_calls"
+
+
+async def test_a_strict_tool_need_not_be_called(engine: VllmBackend) -> None:
+    strict = msgspec.structs.replace(WEATHER, strict=True)
+    prompt = msgspec.structs.replace(chat("Hello!"), tools=(strict,))
+    assert (await answer(engine, greedy(prompt, 4, ignore_eos=True))).tokens
 
 
 async def test_what_it_cannot_do_is_said(engine: VllmBackend) -> None:

@@ -9,18 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.vllm.constraints import structured
 from backends.vllm.params import (
     check_request,
     for_choice,
     needs_replay,
     sampling_arguments,
-    structured,
 )
 from backends.vocabulary import Tokens
 from protocols.errors import InvalidRequest
 from protocols.request import (
     GbnfConstraint,
-    JsonSchemaConstraint,
     LogprobOptions,
     Request,
     Sampling,
@@ -186,15 +185,3 @@ def test_choices_draw_numbers_of_their_own() -> None:
 )
 def test_an_answer_is_replayed_where_its_own_tokens_count_otherwise(fields: dict[str, Any], replays: bool) -> None:
     assert needs_replay(arguments(**fields)) == replays
-
-
-def test_constraints() -> None:
-    assert structured(None) is None
-    assert structured(JsonSchemaConstraint({"type": "null"})) == {"json": '{"type":"null"}'}
-    assert structured(GbnfConstraint('root ::= "a"')) == {"grammar": 'root ::= "a"'}
-    any_json = structured(JsonSchemaConstraint({}))
-    assert any_json is not None
-    assert "root" in any_json["grammar"]
-    with pytest.raises(InvalidRequest) as refusal:
-        structured(GbnfConstraint('root ::= "a"', lazy=True))
-    assert refusal.value.param == "grammar_lazy"
