@@ -32,7 +32,8 @@ def test_forms() -> None:
 
 
 def test_a_schema_that_admits_everything() -> None:
-    for schema in ({}, True):
+    schemas: tuple[Any, ...] = ({}, True)
+    for schema in schemas:
         given = structured(JsonSchemaConstraint(schema))
         assert given is not None
         assert matches(given["grammar"], '{"a": [1, null]}')
