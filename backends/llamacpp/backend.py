@@ -13,11 +13,13 @@ import msgspec
 from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
 from backends.grammar.tool_grammar import demands_grammar, with_tool_grammar
+from backends.limits import check_limits
 from backends.llamacpp.bindings import Model, Tokens
 from backends.llamacpp.embedding_inputs import rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
-from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
+from backends.llamacpp.logprobs import check_options
+from backends.llamacpp.parameters import is_quick, sampler_spec
 from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
@@ -69,6 +71,7 @@ class LlamaCppBackend(Unsupported):
         loaded, engine, generating = self._generating()
         _check_slots(request, loaded.card.slots)
         check_limits(request)
+        check_options(request.logprobs)
         scales = self._scales if request.lora is None else request.lora
         adapters = adapter_set(scales, len(generating.adapters))
         prepared = await self._prepare(request)
@@ -290,8 +293,6 @@ async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> 
 def _check_slots(request: Request, slots: int) -> None:
     if request.n > slots:
         raise InvalidRequest(f"This model produces at most {slots} choices per request", param="n")
-    if request.n > 1 and request.resume:
-        raise InvalidRequest("A request with several choices cannot be resumed", param="n")
     if request.slot.id is not None:
         _check_slot(request.slot.id, slots)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from backends.limits import check_limits
 from backends.logit_bias import merged_biases
 from backends.vocabulary import Vocabulary
 from protocols.errors import InvalidRequest
@@ -73,16 +74,7 @@ RANDOM_SEEDS = (-1, 0xFFFFFFFF)
 
 def check_request(request: Request, max_logprobs: int) -> None:
     """What does not depend on the model's vocabulary. `InvalidRequest` names the field."""
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise InvalidRequest("max_tokens must be at least 0", param="max_tokens")
-    if request.stop_indent < 0:
-        raise InvalidRequest("stop_indent must be at least 0", param="stop_indent")
-    if request.max_predict_ms is not None and not -1 <= request.max_predict_ms < math.inf:
-        raise InvalidRequest("max_predict_ms must be a number that is at least -1", param="max_predict_ms")
-    if request.n < 1:
-        raise InvalidRequest("n must be at least 1", param="n")
-    if request.n > 1 and request.resume:
-        raise InvalidRequest("A request with several choices cannot be resumed", param="n")
+    check_limits(request)
     if request.slot.id is not None:
         raise InvalidRequest("This model's engine has no slots to choose from", param="id_slot")
     if request.slot.shift:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from backends.output.assembler import Assembler
+from backends.output.pace import is_late, timed
 from backends.prompts import Prepared
 from backends.vocabulary import Vocabulary
 from protocols.events import (
@@ -20,12 +19,9 @@ from protocols.events import (
     Finished,
     FinishReason,
     Frame,
-    ReasoningDelta,
     Started,
-    TextDelta,
     Timings,
     TokenLogprob,
-    ToolCallDelta,
     Usage,
 )
 from protocols.request import Request
@@ -101,12 +97,14 @@ class Answer:
             new = self._take(token, logprob)
             taken.append(token)
             events += new
-            if self.reason is None and (self._answered >= self.limit or self._late(new)):
+            if self.reason is None and (
+                self._answered >= self.limit or is_late(new, self._elapsed_ms, self._request.max_predict_ms)
+            ):
                 self.reason = "length"
         if self.reason is not None:
             events += self._assembler.finish(self.reason)
         if self._request.extras.timings:
-            events = [self._timed(event) for event in events]
+            events = [timed(event, self._timings()) for event in events]
         if self.reason is not None:
             events.append(self._finished())
         return Frame(tuple(events), tuple(taken), self.choice) if taken or events else None
@@ -124,10 +122,7 @@ class Answer:
             self.reason = "stop"
             return self._assembler.feed(b"", logprob) if logprob is not None else []
         events = self._assembler.feed(self._piece(token), logprob)
-        if self._assembler.stop_sequence is not None or self._assembler.stop_now:
-            self.reason = "stop"
-        elif self._assembler.outdented:
-            self.reason = "length"
+        self.reason = self._assembler.ended
         return events
 
     def _piece(self, token: int) -> bytes:
@@ -142,18 +137,6 @@ class Answer:
 
     def _entry(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         return TokenLogprob(token, self._piece(token), max(min(logprob, 0.0), LOWEST), top)
-
-    def _late(self, events: list[Event]) -> bool:
-        """Whether a new line came after the time there was. Code is cut off between its lines."""
-        limit = self._request.max_predict_ms
-        if limit is None or limit <= 0 or (self._now() - self._first_token_at) * 1000 <= limit:
-            return False
-        return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
-
-    def _timed(self, event: Event) -> Event:
-        if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
-            return event
-        return msgspec.structs.replace(event, timings=self._timings())
 
     def _finished(self) -> Finished:
         assert self.reason is not None
@@ -171,11 +154,16 @@ class Answer:
             truncated=self.reason == "length" and self._ends_with_context and self._answered >= self.limit,
         )
 
+    @property
+    def _elapsed_ms(self) -> float:
+        """Since the first token that was drawn here."""
+        return (self._now() - self._first_token_at) * 1000
+
     def _timings(self) -> Timings:
         return Timings(
             cache_n=self.cached_tokens,
             prompt_n=self._prompt_tokens - self.cached_tokens,
             prompt_ms=(self._first_token_at - self._began_at) * 1000,
             predicted_n=self._answered - len(self._request.resume),
-            predicted_ms=(self._now() - self._first_token_at) * 1000,
+            predicted_ms=self._elapsed_ms,
         )
