@@ -107,7 +107,7 @@ class VllmBackend(Unsupported):
         arguments = sampling_arguments(request, loaded.vocabulary, loaded.defaults, structured(request.constraint))
         echo = self._echo(loaded, prepared, request) if request.extras.echo else None
         head = _Head(echo)
-        replays = bool(request.resume) and loaded.can_replay and needs_replay(arguments)
+        replays = bool(request.resume) and needs_replay(arguments)
         choices = []
         for choice in range(request.choice, request.choice + request.n):
             answer = Answer(

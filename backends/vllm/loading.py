@@ -15,7 +15,7 @@ from backends.chat_template import ChatTemplates
 from backends.output.selection import OutputFormats, ToolFormatName
 from backends.prompts import Tokenizer
 from backends.vllm import replay
-from backends.vllm.compat import VERSION, AsyncEngineArgs, AsyncLLM, UsageContext, __version__
+from backends.vllm.compat import VERSION, AsyncEngineArgs, AsyncLLM, UsageContext, __version__, current_platform
 from backends.vllm.settings import VllmSettings
 from backends.vllm.vocabulary import HfVocabulary, UnknownTokenizer
 from protocols.request import ChatPrompt, Sampling
@@ -53,7 +53,6 @@ class Loaded(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     defaults: dict[str, Any]
     kv_tokens: int
-    can_replay: bool
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -96,8 +95,9 @@ def load(settings: VllmSettings, on_step: Callable[[], None]) -> Loaded:
     """Takes a while. `on_step` is called after each of the engine's steps. `BackendStartError` says what is wrong."""
     if not __version__.startswith(f"{VERSION}."):
         raise BackendStartError(f"vLLM {__version__} is installed, and this is made for {VERSION}")
-    if settings.device == "gpu" and "cpu" in __version__:
-        raise BackendStartError("This vLLM computes on the CPU only: set device: cpu, or install vllm")
+    if (settings.device == "cpu") != current_platform.is_cpu():
+        found = "the CPU" if current_platform.is_cpu() else "GPUs"
+        raise BackendStartError(f"The vLLM that is installed computes on {found}, and the device is {settings.device}")
     for adapter in settings.adapters:
         if not (Path(adapter.path).expanduser() / "adapter_config.json").is_file():
             raise BackendStartError(f"adapter {adapter.path!r}: there is no file adapter_config.json in it")
@@ -111,18 +111,17 @@ def load(settings: VllmSettings, on_step: Callable[[], None]) -> Loaded:
 def _load(settings: VllmSettings, on_step: Callable[[], None]) -> Loaded:
     config = AsyncEngineArgs(**engine_arguments(settings)).create_engine_config(UsageContext.ENGINE_CONTEXT)
     generates = config.model_config.runner_type == "generate"
-    can_replay = generates and not config.use_v2_model_runner
-    if can_replay:
-        config.model_config.logits_processors = [replay.PATH]
+    if generates:
+        config.model_config.logits_processors = [replay.PATHS[bool(config.use_v2_model_runner)]]
     engine = AsyncLLM.from_vllm_config(config, stat_loggers=[lambda config, index: _Steps(on_step)])
     try:
-        return _described(settings, engine, config, can_replay)
+        return _described(settings, engine, config)
     except BaseException:
         engine.shutdown()
         raise
 
 
-def _described(settings: VllmSettings, engine: Any, config: Any, can_replay: bool) -> Loaded:
+def _described(settings: VllmSettings, engine: Any, config: Any) -> Loaded:
     model = config.model_config
     tokenizer = engine.get_tokenizer()
     diff = model.get_diff_sampling_param()
@@ -161,7 +160,6 @@ def _described(settings: VllmSettings, engine: Any, config: Any, can_replay: boo
         tokenizer=Tokenizer(vocabulary, templates, formats=formats),
         defaults=defaults,
         kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
-        can_replay=can_replay,
     )
 
 

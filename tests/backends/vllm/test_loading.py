@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from backends.base import BackendStartError
+from backends.vllm.settings import VllmSettings
 from protocols.errors import InvalidRequest
 from protocols.request import LoraScale
 from tests.backends.contract import answer
@@ -68,6 +69,21 @@ async def test_adapters(checkpoint: Path, tmp_path: Path) -> None:
             assert refusal.value.param == "lora"
     finally:
         await backend.aclose()
+
+
+async def test_a_device_that_is_none() -> None:
+    from backends.vllm.backend import VllmBackend
+
+    with pytest.raises(BackendStartError, match="computes on the CPU, and the device is gpu"):
+        await VllmBackend(VllmSettings(model="/nowhere")).start()
+
+
+async def test_a_model_that_is_none() -> None:
+    from backends.vllm.backend import VllmBackend
+
+    with pytest.raises(BackendStartError, match="/nowhere") as failure:
+        await VllmBackend(cpu_settings(model="/nowhere")).start()
+    assert "\n" not in str(failure.value)
 
 
 async def test_an_adapter_that_is_none() -> None:
