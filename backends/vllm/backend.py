@@ -21,6 +21,7 @@ from backends.grammar.tool_grammar import demands_grammar
 from backends.pooling import Matrix, checked_lengths, embedding_inputs, normalized
 from backends.prompts import Prepared, prompt_chars
 from backends.vllm.accounts import Accounts, Run
+from backends.vllm.answer import Answer
 from backends.vllm.compat import (
     EngineDeadError,
     LoRARequest,
@@ -37,7 +38,6 @@ from backends.vllm.constraints import constrained, structured
 from backends.vllm.loading import Loaded, load
 from backends.vllm.params import check_request, for_choice, needs_replay, sampling_arguments
 from backends.vllm.replay import ARGUMENT
-from backends.vllm.sequence import Answer
 from backends.vllm.settings import VllmSettings
 from backends.vocabulary import Tokens, checked_tokens, mixed_tokens, text_of
 from protocols.calls import Adapter, Embedding, EmbeddingRequest, Piece, Relevance, RerankRequest
