@@ -39,6 +39,7 @@ from backends.vllm.loading import Loaded, load
 from backends.vllm.params import check_request, for_choice, needs_replay, sampling_arguments
 from backends.vllm.replay import ARGUMENT
 from backends.vllm.settings import VllmSettings
+from backends.vllm.streams import merged
 from backends.vocabulary import Tokens, checked_tokens, mixed_tokens, text_of
 from protocols.calls import Adapter, Embedding, EmbeddingRequest, Piece, Relevance, RerankRequest
 from protocols.errors import (
@@ -336,40 +337,6 @@ class _Head:
             return ()
         self._due = False
         return (answer.started(self._echo),)
-
-
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """The items of all `streams` as they come. The first error ends it; all are closed when it ends."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]):
-            async for item in streams[0]:
-                yield item
-        return
-    queue: asyncio.Queue[T | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[T, None]) -> None:
-        async with aclosing(stream):
-            async for item in stream:
-                queue.put_nowait(item)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    for task in tasks:
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-    try:
-        open_streams = len(tasks)
-        while open_streams:
-            got = await queue.get()
-            if got is not None:
-                yield got
-                continue
-            open_streams -= 1
-            for task in tasks:
-                if task.done():
-                    task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def _joined(one: Frame, other: Frame) -> Frame:
