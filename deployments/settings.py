@@ -194,7 +194,7 @@ _FRONT: dict[Front, dict[str, str]] = {
 
 def export_ray_environment(front: Front) -> None:
     """Set what Ray reads at import, for this process and the cluster it starts. Values the user has set are kept."""
-    for name, value in (_RAY_DEFAULTS | _FRONT[front]).items():
+    for name, value in (_RAY_DEFAULTS | VLLM_ENV | _FRONT[front]).items():
         os.environ.setdefault(name, value)
 
 
