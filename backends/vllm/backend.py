@@ -196,7 +196,7 @@ class VllmBackend(Unsupported):
         def pairs() -> list[tuple[Tokens, int | None]]:
             found = [loaded.vocabulary.pair(request.query, document) for document in request.documents]
             checked_lengths([tokens for tokens, _ in found], "documents", loaded.card.context_length)
-            return [(tokens, begin if begin < len(tokens) else None) for tokens, begin in found]
+            return found
 
         inputs = await self._aside(pairs, chars)
         scores = await self._pooled(loaded, "classify", inputs)

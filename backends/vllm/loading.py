@@ -132,6 +132,7 @@ def _described(settings: VllmSettings, engine: Any, config: Any) -> Loaded:
         bos_text=tokenizer.bos_token or "",
         eos_text=tokenizer.eos_token or "",
         end_tokens=_end_tokens(tokenizer, model),
+        has_types="token_type_ids" in tokenizer.model_input_names,
     )
     template = _template(settings, tokenizer)
     templates = ChatTemplates(

@@ -22,7 +22,18 @@ class UnknownTokenizer(Exception):
 class HfVocabulary:
     """Of a `tokenizers.Tokenizer`. `vocab_size` is the model's, which may have more rows than there are tokens."""
 
-    def __init__(self, tokenizer: Any, *, vocab_size: int, bos_text: str, eos_text: str, end_tokens: Iterable[int]):
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        vocab_size: int,
+        bos_text: str,
+        eos_text: str,
+        end_tokens: Iterable[int],
+        has_types: bool = False,
+    ) -> None:
+        """`has_types`: the model is told which of two texts a token is of."""
+        self._has_types = has_types
         source = tokenizer.to_str()
         kind = type(tokenizer)
         self._parsing = _plain(kind.from_str(source))
@@ -41,13 +52,13 @@ class HfVocabulary:
         tokenizer = self._parsing if parse_special else self._literal
         return np.array(tokenizer.encode(text, add_special_tokens=add_special).ids, np.int32)
 
-    def pair(self, one: str, other: str) -> tuple[Tokens, int]:
-        """Two texts as one input, as the tokenizer joins them, and where the tokens of the second begin.
+    def pair(self, one: str, other: str) -> tuple[Tokens, int | None]:
+        """Two texts as one input, as the tokenizer joins them, and where the second begins, for models that are told.
 
-        The latter is their number for a tokenizer that does not tell the two apart.
+        Others must not be told: vLLM's engine dies of it.
         """
         joined = self._parsing.encode(one, other, add_special_tokens=True)
-        begin = joined.type_ids.index(1) if 1 in joined.type_ids else len(joined.ids)
+        begin = joined.type_ids.index(1) if self._has_types and 1 in joined.type_ids else None
         return np.array(joined.ids, np.int32), begin
 
     def piece(self, token: int) -> bytes:

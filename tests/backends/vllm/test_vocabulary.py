@@ -87,10 +87,12 @@ def test_pairs() -> None:
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A </s> $B:1", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
-    tokens, begin = vocabulary(tokenizer).pair("q", "d")
+    told = HfVocabulary(tokenizer, vocab_size=1000, bos_text="", eos_text="", end_tokens=(), has_types=True)
+    tokens, begin = told.pair("q", "d")
     assert tokens[0] == 0
     assert tokens[2] == 1
     assert begin == 3
+    assert vocabulary(tokenizer).pair("q", "d")[1] is None
 
 
 def test_a_kind_that_is_not_known_is_said() -> None:
