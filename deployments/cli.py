@@ -82,7 +82,9 @@ def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str)
     With a cluster on which Serve runs already, CONFIG is deployed there and the command ends: what does not change in
     it is not restarted.
     """
-    if not local_mode:
+    if local_mode:
+        settings.export_vllm_environment()
+    else:
         settings.export_ray_environment(front)  # before the check, which imports Ray
     parts = _checked(path, with_serve=not local_mode)
     _stop_on_signals()

@@ -14,7 +14,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments.autoscaling import POLICY
+from deployments.models import MODEL_DEPLOYMENT
 from deployments.naming import clashes, offer
+from deployments.resources import contradictions
 from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
 
 if TYPE_CHECKING:
@@ -70,7 +72,9 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
             if app.get("import_path") == GATEWAY_IMPORT:
                 gateways.append(parse(GatewaySettings, args, where))
             elif app.get("import_path") == MODEL_IMPORT:
-                models[str(app.get("name", "default"))] = parse(ModelSettings, args, where)
+                model = parse(ModelSettings, args, where)
+                models[str(app.get("name", "default"))] = model
+                faults.extend(_contradictions(model, app, index))
         except ConfigError as error:
             faults.append(str(error))
     http = _HttpOptions()
@@ -81,8 +85,8 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
         http = parse(_HttpOptions, options, "http_options")
     except ConfigError as error:
         faults.append(str(error))
-    for model, name, owner in clashes({model: offer(settings) for model, settings in models.items()}):
-        faults.append(f"model {model!r}: cannot be called {name!r} too, which model {owner!r} is called")
+    for clashing, name, owner in clashes({name: offer(settings) for name, settings in models.items()}):
+        faults.append(f"model {clashing!r}: cannot be called {name!r} too, which model {owner!r} is called")
     if faults:
         raise ConfigError("\n".join(faults))
     return OurParts(
@@ -91,6 +95,13 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
         host=http.host,
         port=http.port,
     )
+
+
+def _contradictions(model: ModelSettings, app: Mapping[str, Any], index: int) -> Iterator[str]:
+    deployments = app.get("deployments")
+    for at, deployment in enumerate(deployments if isinstance(deployments, list) else []):
+        if isinstance(deployment, Mapping) and deployment.get("name") == MODEL_DEPLOYMENT:
+            yield from contradictions(model.backend, deployment, f"applications[{index}].deployments[{at}]")
 
 
 def serve_part(raw: Mapping[str, Any]) -> ServeDeploySchema:

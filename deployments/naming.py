@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from backends.fake import FakeSettings
+from backends.llamacpp import settings as llamacpp
+from backends.vllm import settings as vllm
 from deployments.models import ModelEntry, ModelPool, NamedAdapter, Offer
 from deployments.settings import ConfigError, ModelSettings, parse
 from protocols.calls import AnswerT, CountTokens, Question
@@ -43,7 +45,8 @@ def _adapters(settings: ModelSettings) -> Iterator[NamedAdapter]:
         for id, path in enumerate(backend.adapters):
             yield NamedAdapter(PurePosixPath(path).stem, id)
     else:
-        for id, adapter in enumerate(backend.adapters):
+        adapters: Sequence[llamacpp.AdapterSettings | vllm.AdapterSettings] = backend.adapters
+        for id, adapter in enumerate(adapters):
             yield NamedAdapter(adapter.label, id, adapter.scale or 1.0)
 
 

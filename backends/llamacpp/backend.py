@@ -12,19 +12,22 @@ import msgspec
 
 from backends.adapters import adapter_set
 from backends.base import BackendStats, ModelCard, Unsupported
+from backends.grammar.tool_grammar import demands_grammar, with_tool_grammar
+from backends.limits import check_limits
 from backends.llamacpp.bindings import Model, Tokens
-from backends.llamacpp.embedding_context import Matrix
-from backends.llamacpp.embedding_inputs import embedding_inputs, mixed_tokens, rerank_inputs
+from backends.llamacpp.embedding_inputs import rerank_inputs
 from backends.llamacpp.engine import Engine
 from backends.llamacpp.loading import Generating, Loaded, load
-from backends.llamacpp.parameters import check_limits, is_quick, sampler_spec
-from backends.llamacpp.prompts import Prepared, prompt_chars
+from backends.llamacpp.logprobs import check_options
+from backends.llamacpp.parameters import is_quick, sampler_spec
 from backends.llamacpp.sampler import SamplerSpec
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore, erase
-from backends.llamacpp.tool_grammar import demands_grammar, with_tool_grammar
 from backends.output.selection import ParserSpec
+from backends.pooling import Matrix, embedding_inputs
+from backends.prompts import Prepared, prompt_chars
+from backends.vocabulary import mixed_tokens, text_of
 from protocols.calls import (
     Adapter,
     Embedding,
@@ -68,6 +71,7 @@ class LlamaCppBackend(Unsupported):
         loaded, engine, generating = self._generating()
         _check_slots(request, loaded.card.slots)
         check_limits(request)
+        check_options(request.logprobs)
         scales = self._scales if request.lora is None else request.lora
         adapters = adapter_set(scales, len(generating.adapters))
         prepared = await self._prepare(request)
@@ -156,7 +160,7 @@ class LlamaCppBackend(Unsupported):
         loaded, _ = self._alive()
 
         def text() -> str:
-            return _text(loaded.model, loaded.tokenizer.checked(tokens, "tokens"))
+            return text_of(loaded.model, loaded.tokenizer.checked(tokens, "tokens"))
 
         return await self._aside(text, len(tokens))
 
@@ -270,17 +274,12 @@ class LlamaCppBackend(Unsupported):
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, make)
 
 
-def _text(model: Model, tokens: Tokens) -> str:
-    """Of all `tokens`, control tokens by their name."""
-    return b"".join(map(model.special_piece, tokens.tolist())).decode("utf-8", "replace")
-
-
 def _echo(model: Model, prompt: Tokens, spec: SamplerSpec, speculation: SpeculationKind) -> Echo:
     # Suppressed tokens are the model's, not the request's.
     given = [(token, bias) for token, bias in spec.biases.items() if token not in model.suppressed_tokens]
     biases = tuple(TokenBias(token, bias) for token, bias in given)
     sampling = msgspec.structs.replace(spec.params.to_sampling(), logit_bias=biases)
-    return Echo(_text(model, prompt), sampling, "" if spec.grammar is None else spec.grammar.gbnf, speculation)
+    return Echo(text_of(model, prompt), sampling, "" if spec.grammar is None else spec.grammar.gbnf, speculation)
 
 
 async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> list[Matrix]:
@@ -294,8 +293,6 @@ async def _vectors(engine: Engine, inputs: Sequence[Tokens], normalize: int) -> 
 def _check_slots(request: Request, slots: int) -> None:
     if request.n > slots:
         raise InvalidRequest(f"This model produces at most {slots} choices per request", param="n")
-    if request.n > 1 and request.resume:
-        raise InvalidRequest("A request with several choices cannot be resumed", param="n")
     if request.slot.id is not None:
         _check_slot(request.slot.id, slots)
 

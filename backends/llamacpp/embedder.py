@@ -7,13 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from backends.base import BackendStats
 from backends.llamacpp.bindings import LlamaCppError, Tokens
-from backends.llamacpp.embedding_context import EmbeddingContext, Matrix
+from backends.llamacpp.embedding_context import EmbeddingContext
 from backends.llamacpp.rate import Rate
 from backends.llamacpp.streams import Call, Result
+from backends.pooling import Matrix, normalized
 from protocols.errors import InternalError
 
 log = logging.getLogger(__name__)
@@ -164,19 +163,3 @@ class Embedder:
             steps_total=self._steps,
             prefill_tokens_per_s=self._rate.per_s,
         )
-
-
-def normalized(rows: Matrix, norm: int) -> Matrix:
-    """Each row, scaled as `EmbeddingRequest.normalize` says. A row of nothing but zeros stays."""
-    if norm == -1:
-        return rows
-    values = rows.astype(np.float64)
-    largest = np.abs(values).max(axis=1, keepdims=True)
-    values = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
-    if norm == 0:
-        values *= 32_760
-    else:  # of numbers up to 1, so that no power of them grows beyond what a float holds
-        size = (np.abs(values) ** norm).sum(axis=1, keepdims=True) ** (1 / norm)
-        values = np.divide(values, size, out=np.zeros_like(values), where=size > 0)
-    scaled: Matrix = values.astype(np.float32)
-    return scaled

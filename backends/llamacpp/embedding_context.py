@@ -12,13 +12,10 @@ from typing import Any, Literal
 import llama_cpp.llama_cpp as c
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from backends.llamacpp.bindings import DECODED, FLASH_ATTENTION, Batch, LlamaCppError, Model, Tokens
 from backends.llamacpp.settings import Pooling
-
-Matrix = npt.NDArray[np.float32]
-"""Rows of numbers: one for an input, or one for each of its tokens."""
+from backends.pooling import Matrix
 
 Task = Literal["generate", "embed", "rerank"]
 

@@ -1,25 +1,14 @@
-"""What an embedding or reranking model is given: the tokens of each input, checked so that none can fail the others."""
+"""What a reranking model is given: the tokens of each query with its document."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import assert_never
 
 import numpy as np
 
 from backends.llamacpp.bindings import Model, Tokens
-from protocols.calls import EmbeddingRequest, RerankRequest
-from protocols.errors import ContextOverflow, InvalidRequest
-from protocols.request import MixedPrompt, TextPrompt, TokenPrompt
-
-
-def embedding_inputs(model: Model, request: EmbeddingRequest, limit: int) -> list[Tokens]:
-    """Raises `InvalidRequest` for an input that is empty, or longer than `limit` tokens."""
-    if request.normalize < -1:
-        raise InvalidRequest(f"There is no norm {request.normalize}", param="embd_normalize")
-    inputs = [_tokens(model, prompt, f"input[{index}]") for index, prompt in enumerate(request.inputs)]
-    return _checked_lengths(inputs, "input", limit)
+from backends.pooling import checked_lengths
+from protocols.calls import RerankRequest
 
 
 def rerank_inputs(model: Model, request: RerankRequest, limit: int) -> list[Tokens]:
@@ -31,41 +20,7 @@ def rerank_inputs(model: Model, request: RerankRequest, limit: int) -> list[Toke
         else _query_and_document(model, query, model.tokenize(document, add_special=False, parse_special=False))
         for document in request.documents
     ]
-    return _checked_lengths(inputs, "documents", limit)
-
-
-def checked_tokens(tokens: Sequence[int], model: Model, param: str) -> Tokens:
-    """An id outside the vocabulary would make the whole batch fail, with everyone else's tokens in it."""
-    for token in tokens:
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(f"There is no token {token} in a vocabulary of {model.vocab_size}", param=param)
-    return np.array(tokens, np.int32)
-
-
-def _tokens(model: Model, prompt: TextPrompt | TokenPrompt | MixedPrompt, param: str) -> Tokens:
-    match prompt:
-        case TextPrompt(text=text):
-            return model.tokenize(text, add_special=True, parse_special=True)
-        case TokenPrompt(tokens=tokens):
-            return checked_tokens(tokens, model, param)
-        case MixedPrompt(parts=parts):
-            return mixed_tokens(model, parts, param, add_special=True, parse_special=True)
-        case _:
-            assert_never(prompt)
-
-
-def mixed_tokens(
-    model: Model, parts: Sequence[str | int], param: str, *, add_special: bool, parse_special: bool
-) -> Tokens:
-    """ "BOS … when … the first element … is a string" """
-    tokens: list[int] = []
-    for part in parts:
-        if isinstance(part, int):
-            tokens.append(part)
-        else:
-            begins = add_special and not tokens
-            tokens += model.tokenize(part, add_special=begins, parse_special=parse_special).tolist()
-    return checked_tokens(tokens, model, param)
+    return checked_lengths(inputs, "documents", limit)
 
 
 def _from_template(model: Model, query: str, document: str) -> Tokens:
@@ -82,14 +37,3 @@ def _query_and_document(model: Model, query: Tokens, document: Tokens) -> Tokens
     eos = [end] if model.adds_eos and end >= 0 else []
     sep = [model.sep] if model.adds_sep and model.sep >= 0 else []
     return np.concatenate([bos, query, eos, sep, document, eos]).astype(np.int32)
-
-
-def _checked_lengths(inputs: list[Tokens], param: str, limit: int) -> list[Tokens]:
-    if not inputs:
-        raise InvalidRequest("There is nothing to compute: the list is empty", param=param)
-    for index, tokens in enumerate(inputs):
-        if not len(tokens):
-            raise InvalidRequest(f"Item {index} is empty", param=f"{param}[{index}]")
-        if len(tokens) > limit:
-            raise ContextOverflow.of_item(index, len(tokens), limit, param)
-    return inputs

@@ -26,11 +26,11 @@ import llama_cpp.llama_cpp as c
 import msgspec
 import numpy as np
 
-from backends.llamacpp import gbnf
+from backends.grammar import gbnf
+from backends.grammar.gbnf_matcher import Matcher, State
+from backends.grammar.gbnf_rules import TokenRef, invalid
+from backends.grammar.triggers import Trigger, Watch
 from backends.llamacpp.bindings import LlamaCppError, Model
-from backends.llamacpp.gbnf_matcher import Matcher, State
-from backends.llamacpp.gbnf_rules import TokenRef, invalid
-from backends.llamacpp.triggers import Trigger, Watch
 from protocols.errors import InvalidRequest
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])

@@ -22,6 +22,7 @@ from backends.llamacpp.bindings import (
     LlamaCppError,
     LoraAdapter,
     Model,
+    Tokens,
     built_with_amx,
     built_with_gpu,
     init_native,
@@ -30,16 +31,17 @@ from backends.llamacpp.draft_model import DraftModel, can_be_cut, check_same_voc
 from backends.llamacpp.drafting import Drafting
 from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.embedding_context import EmbeddingContext, purpose
+from backends.llamacpp.infill import infill_tokens
 from backends.llamacpp.preflight import check_files, check_memory
 from backends.llamacpp.prompt_cache import PromptCache
-from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.runner import Runner
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.settings import LlamaCppSettings
 from backends.llamacpp.slot_store import SlotStore
 from backends.model_source import part_paths, resolve_model
 from backends.output.selection import OutputFormats, ToolFormatName
-from protocols.request import ChatPrompt
+from backends.prompts import Tokenizer
+from protocols.request import ChatPrompt, InfillPrompt
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +124,20 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         eos_text=model.eos_text,
         sampling=SamplerParams().to_sampling(),
     )
+
+    def infill(prompt: InfillPrompt, max_tokens: int | None) -> Tokens:
+        return infill_tokens(
+            prompt,
+            model,
+            context_length=context_length,
+            max_tokens=max_tokens,
+            suffix_first=settings.infill_suffix_first,
+        )
+
     tokenizer = Tokenizer(
         model,
         templates,
-        context_length=context_length,
-        suffix_first=settings.infill_suffix_first,
+        infill=infill,
         formats=OutputFormats.of(
             model.chat_template, settings.tool_format or _told_format(templates), settings.reasoning_format
         ),

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import assert_never
 
-from backends.llamacpp import json_schema
+from backends.grammar import json_schema
+from backends.grammar.triggers import Trigger
 from backends.llamacpp.bindings import Model
 from backends.llamacpp.grammar import GrammarSpec
-from backends.llamacpp.logit_bias import merged_biases
-from backends.llamacpp.logprobs import check_options
 from backends.llamacpp.sampler import GrammarSource, SamplerSpec
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import dry_sampler
 from backends.llamacpp.thinking import thinking_spec
-from backends.llamacpp.triggers import Trigger
+from backends.logit_bias import merged_biases
 from backends.output.selection import ParserSpec
-from protocols.errors import InvalidRequest
 from protocols.request import Constraint, GbnfConstraint, JsonSchemaConstraint, Request, TextBias
 
 _QUICK_BIASES = 100
-
-
-def check_limits(request: Request) -> None:
-    """The ranges of what decides about the number, the length and the report of answers."""
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise InvalidRequest("max_tokens must be at least 0", param="max_tokens")
-    if request.stop_indent < 0:
-        raise InvalidRequest("stop_indent must be at least 0", param="stop_indent")
-    if request.max_predict_ms is not None and not -1 <= request.max_predict_ms < math.inf:
-        raise InvalidRequest("max_predict_ms must be a number that is at least -1", param="max_predict_ms")
-    for name, value, least in (
-        ("n", request.n, 1),
-        ("slot.keep", request.slot.keep, -1),
-        ("slot.discard", request.slot.discard, 0),
-    ):
-        if value < least:
-            raise InvalidRequest(f"{name} must be at least {least}", param=name)
-    check_options(request.logprobs)
 
 
 def is_quick(request: Request) -> bool:

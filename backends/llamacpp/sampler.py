@@ -10,10 +10,10 @@ import numpy as np
 from backends.llamacpp import logprobs
 from backends.llamacpp.bindings import Context, LlamaCppError, Logits, Model, Tokens
 from backends.llamacpp.grammar import Grammar, GrammarSpec
-from backends.llamacpp.logit_bias import NO_BIASES, Biases
 from backends.llamacpp.sampler_params import SamplerParams
 from backends.llamacpp.sampling import Candidates, DrySampler, SamplerChain
 from backends.llamacpp.thinking import Thinking, ThinkingSpec
+from backends.logit_bias import NO_BIASES, Biases
 from protocols.errors import InvalidRequest
 from protocols.events import TokenLogprob
 from protocols.request import LogprobOptions

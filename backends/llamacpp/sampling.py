@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.llamacpp.bindings import Context, LlamaCppError, Logits, Model, Tokens
-from backends.llamacpp.logit_bias import NO_BIASES, Biases
 from backends.llamacpp.sampler_params import RANDOM_SEED, SamplerParams
+from backends.logit_bias import NO_BIASES, Biases
 
 __all__ = ["RANDOM_SEED", "Candidates", "DrySampler", "SamplerChain", "SamplerParams"]
 

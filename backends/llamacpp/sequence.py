@@ -13,6 +13,7 @@ from backends.llamacpp.bindings import Context, Model, Tokens
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
 from backends.output.assembler import Assembler
+from backends.output.pace import is_late, timed
 from backends.output.selection import ParserSpec
 from protocols.events import (
     Echo,
@@ -21,12 +22,9 @@ from protocols.events import (
     FinishReason,
     Frame,
     Progress,
-    ReasoningDelta,
     Started,
-    TextDelta,
     Timings,
     TokenLogprob,
-    ToolCallDelta,
     Usage,
 )
 from protocols.request import Extras, SlotOptions
@@ -210,12 +208,14 @@ class Sequence:
         if self._answered == len(self.generation.resume):
             self._first_token_at = self._now()
         events = self._take(token, logprob)
-        if self.reason is None and (self._answered >= self._limit or self._late(events)):
+        if self.reason is None and (
+            self._answered >= self._limit or is_late(events, self._elapsed_ms, self.generation.max_predict_ms)
+        ):
             self.reason = "length"
         if self.reason is not None:
             events += self._assembler.finish(self.reason)
         if self.generation.extras.timings:
-            events = [self._timed(event) for event in events]
+            events = [timed(event, self._timings()) for event in events]
         if self.reason is not None:
             events.append(self._finished())
         self.next_token = token
@@ -237,23 +237,8 @@ class Sequence:
             piece = self._model.special_piece(token)
             logprob = None if logprob is None else msgspec.structs.replace(logprob, data=piece)
         events = self._assembler.feed(piece, logprob)
-        if self._assembler.stop_sequence is not None or self._assembler.stop_now:
-            self.reason = "stop"
-        elif self._assembler.outdented:
-            self.reason = "length"
+        self.reason = self._assembler.ended
         return events
-
-    def _late(self, events: list[Event]) -> bool:
-        """Whether a new line came after the time there was. Code is cut off between its lines."""
-        limit = self.generation.max_predict_ms
-        if limit is None or limit <= 0 or (self._now() - self._first_token_at) * 1000 <= limit:
-            return False
-        return any(isinstance(event, TextDelta) and "\n" in event.text for event in events)
-
-    def _timed(self, event: Event) -> Event:
-        if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
-            return event
-        return msgspec.structs.replace(event, timings=self._timings())
 
     def _end(self) -> list[Event]:
         """The events of an answer that ends for `reason`."""
@@ -282,6 +267,11 @@ class Sequence:
             truncated=self.shifted or out_of_room,
         )
 
+    @property
+    def _elapsed_ms(self) -> float:
+        """Since the first token that was drawn here."""
+        return (self._now() - self._first_token_at) * 1000
+
     def _timings(self) -> Timings:
         given = len(self.generation.prompt) + len(self.generation.resume)
         return Timings(
@@ -289,7 +279,7 @@ class Sequence:
             prompt_n=0 if self._slot is None else given - self._reused,
             prompt_ms=(self._first_token_at - self._admitted_at) * 1000,
             predicted_n=self._answered - len(self.generation.resume),
-            predicted_ms=(self._now() - self._first_token_at) * 1000,
+            predicted_ms=self._elapsed_ms,
             draft_n=self._guessed,
             draft_n_accepted=self._guessed_right,
         )

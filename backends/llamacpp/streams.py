@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from backends.llamacpp.bindings import Tokens
-from backends.llamacpp.embedding_context import Matrix
 from backends.llamacpp.sequence import Generation
+from backends.pooling import Matrix
 from protocols.errors import ServingError
 from protocols.events import Frame
 

@@ -58,6 +58,13 @@ class Assembler:
         return self._parser is not None and self._parser.stop_now
 
     @property
+    def ended(self) -> FinishReason | None:
+        """Why what was fed ends the answer; None if it does not."""
+        if self.stop_sequence is not None or self.stop_now:
+            return "stop"
+        return "length" if self.outdented else None
+
+    @property
     def reasoning_tokens(self) -> int:
         """How many of the tokens were thinking. The markup around it counts too, unless there is none inside."""
         return self._thought_tokens if self._has_thoughts else 0

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
+from backends.pooling import normalized
 from protocols.errors import InternalError, ServingError
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.bindings import LlamaCppError, Tokens
-from backends.llamacpp.embedder import Embedder, normalized
+from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.streams import Call
 
 if TYPE_CHECKING:
-    from backends.llamacpp.embedding_context import EmbeddingContext, Matrix
+    from backends.llamacpp.embedding_context import EmbeddingContext
+    from backends.pooling import Matrix
 
 POISON = 666
 

@@ -19,10 +19,10 @@ from protocols.errors import InvalidRequest
 
 c = pytest.importorskip("llama_cpp.llama_cpp", reason="llama-cpp-python is not installed")
 
+from backends.grammar.triggers import Trigger  # noqa: E402
 from backends.llamacpp import grammar as grammar_module  # noqa: E402 - needs llama.cpp
 from backends.llamacpp.bindings import LlamaCppError  # noqa: E402
 from backends.llamacpp.grammar import Grammar, GrammarSpec  # noqa: E402
-from backends.llamacpp.triggers import Trigger  # noqa: E402
 
 if TYPE_CHECKING:
     from backends.llamacpp.bindings import Model
@@ -307,7 +307,7 @@ resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 from backends.llamacpp.bindings import LlamaCppError, Model
 from backends.llamacpp.grammar import Grammar, GrammarSpec
-from backends.llamacpp.triggers import Trigger
+from backends.grammar.triggers import Trigger
 from backends.model_source import resolve_model
 from protocols.errors import InvalidRequest
 

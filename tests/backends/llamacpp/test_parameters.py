@@ -36,7 +36,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import Model
-from backends.llamacpp.logit_bias import merged_biases
+from backends.logit_bias import merged_biases
 from tests.backends.llamacpp.helpers import greedy, parts
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]

@@ -15,8 +15,8 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import Tokens
-from backends.llamacpp.prompts import Tokenizer
 from backends.llamacpp.settings import LlamaCppSettings
+from backends.prompts import Tokenizer
 from protocols.errors import InvalidRequest, NotSupported
 from protocols.request import ChatPrompt, InfillPrompt, Message, TextPart, TextPrompt, Tool, ToolCall
 from tests.backends.contract import chat
@@ -46,7 +46,7 @@ async def test_the_beginning_of_text_is_not_doubled() -> None:
         return np.array([1], np.int32)
 
     model = cast("Model", SimpleNamespace(bos_text="<s>", adds_bos=True, tokenize=tokenize))
-    tokenizer = Tokenizer(model, cast("ChatTemplates", None), context_length=64)
+    tokenizer = Tokenizer(model, cast("ChatTemplates", None))
     for text in ("<s>Hello", "Hello"):
         tokenizer.prepare(greedy(TextPrompt(text)))
     assert calls == [("<s>Hello", False), ("Hello", True)]

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
+from backends.grammar.tool_grammar import demands_grammar, tool_grammar, with_tool_grammar
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.settings import LlamaCppSettings
-from backends.llamacpp.tool_grammar import demands_grammar, tool_grammar, with_tool_grammar
 from backends.output.selection import OutputFormats, parser_for
 from backends.output.tools.format import ToolFormat
 from backends.output.tools.hermes import HERMES
@@ -33,8 +33,8 @@ from protocols.request import (
 )
 from tests.backends.chat_template import captures
 from tests.backends.contract import answer
+from tests.backends.grammar.test_json_schema import matches
 from tests.backends.llamacpp.helpers import greedy
-from tests.backends.llamacpp.test_json_schema import matches
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("get_weather", "Tells the weather of a city.", CITY)

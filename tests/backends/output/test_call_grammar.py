@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.llamacpp.call_rules import call_gbnf
-from backends.llamacpp.gbnf import parse
-from backends.llamacpp.gbnf_matcher import Matcher
-from backends.llamacpp.tool_grammar import tool_grammar
-from backends.llamacpp.triggers import Trigger, Watch
+from backends.grammar.call_rules import call_gbnf
+from backends.grammar.gbnf import parse
+from backends.grammar.gbnf_matcher import Matcher
+from backends.grammar.tool_grammar import tool_grammar
+from backends.grammar.triggers import Trigger, Watch
 from backends.output.tools.format import ToolFormat
 from backends.output.tools.grammar import Json, Until
 from backends.output.tools.table import TOOL_FORMATS
 from protocols.request import Tool, ToolChoice
-from tests.backends.llamacpp.derivations import derived
+from tests.backends.grammar.derivations import derived
 from tests.backends.output.support import TOOLS, Output, run, spec, values
 
 each_format = pytest.mark.parametrize("format", TOOL_FORMATS, ids=lambda format: format.name)

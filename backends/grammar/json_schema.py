@@ -22,10 +22,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from backends.llamacpp import gbnf, schema_strings
-from backends.llamacpp.regex_syntax import RegexError
-from backends.llamacpp.schema_keywords import KEYWORDS_OF, bounds, counts, fits, step
-from backends.llamacpp.schema_merge import (
+from backends.grammar import gbnf, schema_strings
+from backends.grammar.regex_syntax import RegexError
+from backends.grammar.schema_keywords import KEYWORDS_OF, bounds, counts, fits, step
+from backends.grammar.schema_merge import (
     TYPES,
     Impossible,
     Plain,
@@ -36,9 +36,9 @@ from backends.llamacpp.schema_merge import (
     invalid,
     without_annotations,
 )
-from backends.llamacpp.schema_numbers import decimals, integers
-from backends.llamacpp.schema_rules import MAX_DIGITS, RuleWriter, either, one_of, quoted
-from backends.llamacpp.schema_strings import FORMATS, json_text
+from backends.grammar.schema_numbers import decimals, integers
+from backends.grammar.schema_rules import MAX_DIGITS, RuleWriter, either, one_of, quoted
+from backends.grammar.schema_strings import FORMATS, json_text
 from protocols.errors import InvalidRequest
 
 COMMA = '"," space '

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backends.llamacpp.gbnf import parse
-from backends.llamacpp.gbnf_matcher import Matcher
-from backends.llamacpp.json_schema import to_gbnf
+from backends.grammar.gbnf import parse
+from backends.grammar.gbnf_matcher import Matcher
+from backends.grammar.json_schema import to_gbnf
 from protocols.errors import InvalidRequest
 
 Reader = Callable[[str, str], bool]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import string
 from functools import lru_cache
 
-from backends.llamacpp.gbnf_rules import (
+from backends.grammar.gbnf_rules import (
     ANY_CHAR,
     MAX_ELEMENTS,
     Alternate,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 
-from backends.llamacpp import regex_syntax
-from backends.llamacpp.schema_merge import Impossible, Schema, expected, invalid
-from backends.llamacpp.schema_numbers import MAX_BOUND_DIGITS, Bound
-from backends.llamacpp.triggers import Program, Progress
+from backends.grammar import regex_syntax
+from backends.grammar.schema_merge import Impossible, Schema, expected, invalid
+from backends.grammar.schema_numbers import MAX_BOUND_DIGITS, Bound
+from backends.grammar.triggers import Program, Progress
 
 MAX_COUNT = 100_000
 

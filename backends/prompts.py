@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import msgspec
 
 from backends.chat_template import ChatTemplates
-from backends.llamacpp.bindings import Model, Tokens
-from backends.llamacpp.embedding_inputs import checked_tokens
-from backends.llamacpp.infill import infill_tokens
 from backends.output.selection import PLAIN, OutputFormats, ParserSpec, parser_for
-from protocols.errors import InvalidRequest
+from backends.vocabulary import Tokens, Vocabulary, checked_tokens
+from protocols.errors import InvalidRequest, NotSupported
 from protocols.request import ChatPrompt, InfillPrompt, MixedPrompt, Prompt, Request, TextPrompt, TokenPrompt
 
 
@@ -45,23 +43,25 @@ class Prepared(msgspec.Struct, frozen=True):
     shown: frozenset[int] = frozenset()
 
 
+Infill = Callable[[InfillPrompt, int | None], Tokens]
+"""The tokens of a prompt with a gap, and the most tokens of its answer."""
+
+
 class Tokenizer:
-    """A model's vocabulary and chat template. `suffix_first`: how it wants prompts with a gap."""
+    """A model's vocabulary and chat template. `infill` makes prompts with a gap, for models that can fill it."""
 
     def __init__(
         self,
-        model: Model,
+        vocabulary: Vocabulary,
         templates: ChatTemplates,
         *,
-        context_length: int,
-        suffix_first: bool = False,
+        infill: Infill | None = None,
         formats: OutputFormats = PLAIN,
     ) -> None:
         self.templates = templates
         self._formats = formats
-        self._model = model
-        self._context_length = context_length
-        self._suffix_first = suffix_first
+        self._vocabulary = vocabulary
+        self._infill = infill
 
     def prepare(self, request: Request) -> Prepared:
         """The prompt of `request`; `InvalidRequest` if there is nothing in it."""
@@ -83,27 +83,21 @@ class Tokenizer:
             case MixedPrompt(parts=parts):
                 return Prepared(self._mixed(parts))
             case InfillPrompt() as prompt:
-                return Prepared(
-                    infill_tokens(
-                        prompt,
-                        self._model,
-                        context_length=self._context_length,
-                        max_tokens=request.max_tokens,
-                        suffix_first=self._suffix_first,
-                    )
-                )
+                if self._infill is None:
+                    raise NotSupported("This model's engine does not fill gaps")
+                return Prepared(self._infill(prompt, request.max_tokens))
             case _:
                 assert_never(request.prompt)
 
     def _shown(self, parser: ParserSpec | None) -> frozenset[int]:
         texts = () if parser is None else parser.special_tokens
-        ids = [self._model.tokenize(text, add_special=False, parse_special=True) for text in texts]
+        ids = [self._vocabulary.tokenize(text, add_special=False, parse_special=True) for text in texts]
         return frozenset(int(one[0]) for one in ids if len(one) == 1)
 
     def _text(self, text: str) -> Tokens:
         """Most templates write the beginning-of-text token themselves, and a model must not see it twice."""
-        begins = bool(self._model.bos_text) and text.startswith(self._model.bos_text)
-        return self._model.tokenize(text, add_special=self._model.adds_bos and not begins, parse_special=True)
+        begins = bool(self._vocabulary.bos_text) and text.startswith(self._vocabulary.bos_text)
+        return self._vocabulary.tokenize(text, add_special=self._vocabulary.adds_bos and not begins, parse_special=True)
 
     def _mixed(self, parts: Sequence[str | int]) -> Tokens:
         tokens: list[int] = []
@@ -113,8 +107,8 @@ class Tokenizer:
             elif not tokens:
                 tokens += self._text(part).tolist()
             else:
-                tokens += self._model.tokenize(part, add_special=False, parse_special=True).tolist()
+                tokens += self._vocabulary.tokenize(part, add_special=False, parse_special=True).tolist()
         return self.checked(tokens, "prompt")
 
     def checked(self, tokens: Sequence[int], param: str) -> Tokens:
-        return checked_tokens(tokens, self._model, param)
+        return checked_tokens(tokens, self._vocabulary, param)

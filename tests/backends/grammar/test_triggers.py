@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.llamacpp import regex_syntax
-from backends.llamacpp.regex_syntax import RegexError
-from backends.llamacpp.triggers import MAX_TRIGGERS, Trigger, Watch
+from backends.grammar import regex_syntax
+from backends.grammar.regex_syntax import RegexError
+from backends.grammar.triggers import MAX_TRIGGERS, Trigger, Watch
 from protocols.errors import InvalidRequest
 
 

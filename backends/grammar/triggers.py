@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from backends.llamacpp import regex_syntax as regex
+from backends.grammar import regex_syntax as regex
 from protocols.errors import InvalidRequest
 
 MAX_TRIGGERS = 64

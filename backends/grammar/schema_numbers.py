@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from backends.llamacpp.schema_rules import MAX_DIGITS, either
+from backends.grammar.schema_rules import MAX_DIGITS, either
 
 MAX_BOUND_DIGITS = 40
 """In a bound, before the point or after it."""

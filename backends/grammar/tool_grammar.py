@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import msgspec
 
-from backends.llamacpp import gbnf
-from backends.llamacpp.call_rules import call_gbnf
+from backends.grammar import gbnf
+from backends.grammar.call_rules import call_gbnf
 from backends.output.selection import ParserSpec
 from backends.output.tools.format import ToolFormat
 from backends.output.tools.table import tool_format

@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from backends.llamacpp import regex_syntax as regex
-from backends.llamacpp.schema_rules import PLAIN_CHARS, RuleWriter, char_class, either, quoted
+from backends.grammar import regex_syntax as regex
+from backends.grammar.schema_rules import PLAIN_CHARS, RuleWriter, char_class, either, quoted
 
 _DATE = r"\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|[12]\d))"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"

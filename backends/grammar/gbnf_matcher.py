@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from backends.llamacpp.gbnf_rules import CharSet, Ref, Rules, TokenRef
+from backends.grammar.gbnf_rules import CharSet, Ref, Rules, TokenRef
 from protocols.errors import InvalidRequest
 
 MAX_STACKS = 512

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.llamacpp.gbnf import parse
-from backends.llamacpp.gbnf_matcher import Matcher
-from backends.llamacpp.json_schema import to_gbnf
+from backends.grammar.gbnf import parse
+from backends.grammar.gbnf_matcher import Matcher
+from backends.grammar.json_schema import to_gbnf
 from protocols.errors import InvalidRequest
 
 

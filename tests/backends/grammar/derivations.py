@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from random import Random
 
-from backends.llamacpp.gbnf import parse
-from backends.llamacpp.gbnf_rules import CharSet, End, Ref, Rules, Symbol
+from backends.grammar.gbnf import parse
+from backends.grammar.gbnf_rules import CharSet, End, Ref, Rules, Symbol
 
 _DEEP = 24
 _CHARS = 'ab01 \n"\\</é日🙂'

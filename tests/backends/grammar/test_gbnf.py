@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.llamacpp import gbnf_matcher
-from backends.llamacpp.gbnf import parse
-from backends.llamacpp.gbnf_matcher import Matcher, State
+from backends.grammar import gbnf_matcher
+from backends.grammar.gbnf import parse
+from backends.grammar.gbnf_matcher import Matcher, State
 from protocols.errors import InvalidRequest
 
 VALUES = r"""

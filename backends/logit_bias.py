@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import assert_never
 
-from backends.llamacpp.bindings import Model
+from backends.vocabulary import Vocabulary
 from protocols.errors import InvalidRequest
 from protocols.request import LogitBias, TextBias, TokenBias
 
@@ -19,7 +19,7 @@ _LIMIT = 1e6
 """A bias beyond it decides no more than one at it, and sums stay finite."""
 
 
-def merged_biases(model: Model, given: tuple[LogitBias, ...] | None, *, ignore_eos: bool) -> Biases:
+def merged_biases(vocabulary: Vocabulary, given: tuple[LogitBias, ...] | None, *, ignore_eos: bool) -> Biases:
     """Biases of the same token add up. Ids outside the vocabulary are ignored, as llama.cpp does."""
     biases: dict[int, float] = {}
     for bias in given or ():
@@ -30,16 +30,16 @@ def merged_biases(model: Model, given: tuple[LogitBias, ...] | None, *, ignore_e
             case TokenBias(token=token):
                 tokens = [token]
             case TextBias(text=text):
-                tokens = model.tokenize(text, add_special=False, parse_special=False).tolist()
+                tokens = vocabulary.tokenize(text, add_special=False, parse_special=False).tolist()
             case _:
                 assert_never(bias)
         for token in tokens:
-            if 0 <= token < model.vocab_size:
+            if 0 <= token < vocabulary.vocab_size:
                 biases[token] = biases.get(token, 0.0) + value
-    banned = set(model.suppressed_tokens)
+    banned = set(vocabulary.suppressed_tokens)
     if ignore_eos:
-        banned |= model.end_tokens
+        banned |= vocabulary.end_tokens
     biases |= dict.fromkeys(banned, -math.inf)
-    if len(biases) == model.vocab_size and max(biases.values()) == -math.inf:
+    if len(biases) == vocabulary.vocab_size and max(biases.values()) == -math.inf:
         raise InvalidRequest("logit_bias bans every token", param="logit_bias")
     return biases

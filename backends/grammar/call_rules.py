@@ -7,8 +7,8 @@ import logging
 from typing import Any as AnyValue
 from typing import assert_never
 
-from backends.llamacpp import json_schema
-from backends.llamacpp.schema_rules import RuleWriter, char_class, either, quoted
+from backends.grammar import json_schema
+from backends.grammar.schema_rules import RuleWriter, char_class, either, quoted
 from backends.output.stops import StopTable
 from backends.output.tools.grammar import All, Any, Chars, Json, Maybe, Node, Repeat, Text, Until
 from protocols.errors import InvalidRequest
