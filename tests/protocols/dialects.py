@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses
-from protocols.codec import Call, Codec, Stamp, frame_feed
+from protocols.codec import Call, Codec, frame_feed
 from protocols.collect import BatchCollector, Choice, Completion
 from protocols.events import (
     Event,
@@ -32,8 +32,7 @@ from protocols.sse import SseParser
 from tests.protocols.anthropic_messages import checker
 from tests.protocols.openai import chat_choices, chunks, text_choices
 from tests.protocols.openai_responses import support
-
-STAMP = Stamp("0123456789abcdef", 1_700_000_000)
+from tests.protocols.scripts import STAMP
 
 
 class Said(NamedTuple):
