@@ -22,7 +22,7 @@ from deployments.catalog import MODEL_DEPLOYMENT
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
 from deployments.replica import Replica
-from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
+from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse, queue_slots
 
 ROUTER = "deployments.router.ModelRouter"
 STREAMS_PER_GATEWAY = 4096
@@ -96,7 +96,7 @@ def model(args: dict[str, Any]) -> Application:
     """A model's application. `args` are `ModelSettings`."""
     settings = parse(ModelSettings, args)
     slots = settings.backend.slots
-    queue = max(2, slots // 4) if settings.queue_slots is None else settings.queue_slots
+    queue = queue_slots(slots) if settings.queue_slots is None else settings.queue_slots
     deployment = _deployment(
         _Model,
         name=MODEL_DEPLOYMENT,

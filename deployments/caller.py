@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.middleware import OWNER, Message, Scope, Send, header
+from deployments.middleware import KEY, Message, Scope, Send, header
 from protocols.affinity import affinity
 
 _SESSION_HEADERS = (
@@ -21,7 +21,7 @@ def session(scope: Scope) -> str | None:
 
 def owner(scope: Scope) -> str:
     """Whose the responses are that the request stores, and may see."""
-    id: str = scope.get(OWNER, "")
+    id: str = scope.get(KEY, "")
     return id
 
 

@@ -11,7 +11,7 @@ import contextvars
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.policy import RoutingHint, estimate_tokens
 from deployments.settings import GatewaySettings
-from protocols.calls import AnswerT, EmbeddingRequest, Question
+from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import (
     BackendLost,
     DeadlineExceeded,
@@ -104,7 +104,7 @@ class Dispatcher:
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         await self.catalog.find(request.model)
         journey = Journey(request, self._settings.retries)
-        async with self._lines.of(request.model).place(self._settings.first_frame_timeout_s):
+        async with self._place(request.model, request.tenant):
             while not journey.complete:
                 parts = journey.requests()
                 runs = [partial(self._attempt, part) for part in parts]
@@ -119,6 +119,14 @@ class Dispatcher:
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         await self.catalog.find(call.model)
+        computes = isinstance(call, EmbeddingRequest | RerankRequest)
+        async with self._place(call.model, call.tenant) if computes else nullcontext():
+            return await self._answer(call)
+
+    def _place(self, model: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        return self._lines.of(model).place(self._settings.first_frame_timeout_s, tenant)
+
+    async def _answer(self, call: Question[AnswerT]) -> AnswerT:
         lost = 0
         while True:
             try:

@@ -254,6 +254,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     after them and emits nothing for them. `affinity` is what the client calls its session, if it says: requests that
     share it are better served by one replica. It is a hint for routing, and no more. With `n` 1, `choice` is which of a
     larger request's choices this is: its events bear that number, and it is what it would have been among the others.
+    `tenant` is whose it is, the id of an API key: where requests wait, tenants take turns.
     """
 
     id: str
@@ -275,3 +276,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     extras: Extras = Extras()
     affinity: str | None = None
     choice: int = 0
+    tenant: str = ""
