@@ -23,6 +23,17 @@ pydantic puts the tags of a union into a path. Those in angle brackets, as these
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+def _stop_at_first(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple", "set", "frozenset"):
+            schema["fail_fast"] = True
+        for value in schema.values():
+            _stop_at_first(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            _stop_at_first(value)
+
+
 class Wire(BaseModel):
     """No coercion: "hot" is no temperature, and 1.0 is no token count. Unknown keys are ignored, `null` is absent."""
 
@@ -37,17 +48,6 @@ class Wire(BaseModel):
         schema = handler(source)
         _stop_at_first(schema)
         return schema
-
-
-def _stop_at_first(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") in ("list", "tuple", "set", "frozenset"):
-            schema["fail_fast"] = True
-        for value in schema.values():
-            _stop_at_first(value)
-    elif isinstance(schema, list | tuple):
-        for value in schema:
-            _stop_at_first(value)
 
 
 def _shape(value: object) -> str:
