@@ -238,15 +238,15 @@ def _replica_words(replicas: dict[str, int]) -> str:
 
 @main.group()
 def key() -> None:
-    """API keys."""
+    """Make API keys for the gateway."""
 
 
 @key.command()
 @click.argument("id")
 @click.option("--model", "models", multiple=True, help="A model it may use; repeat it for more. Default: all.")
-@click.option("--requests-per-minute", type=click.IntRange(min=1))
-@click.option("--tokens-per-minute", type=click.IntRange(min=1))
-@click.option("--concurrent-requests", type=click.IntRange(min=1))
+@click.option("--requests-per-minute", type=click.IntRange(min=1), help="Default: no limit; so with the others.")
+@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Of prompts and answers together.")
+@click.option("--concurrent-requests", type=click.IntRange(min=1), help="Requests at a time.")
 @click.option("--admin", is_flag=True, help="It may see and change what all share, such as slots.")
 def new(id: str, models: tuple[str, ...], admin: bool, **limits: int | None) -> None:
     """Make a key with the name ID: `tokenyard key new alice >> keys.yaml`.

@@ -294,11 +294,11 @@ async def test_tokens_are_settled_by_what_was_used(tmp_path: Path) -> None:
         assert (await http.post(CHAT, content=long, headers=bearer(ALICE))).status_code == 429
 
 
-async def test_what_a_request_used_before_it_failed_is_charged(tmp_path: Path) -> None:
+async def test_a_request_that_fails_at_once_uses_nothing(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", [entry("alice", ALICE, tokens_per_minute=600)])
     failing = ScriptedPool([ModelNotFound.of("m", ["m"])])
     async with client(app(failing, keys=str(keys))) as http:
-        for _ in range(10):  # nothing
+        for _ in range(10):
             assert (await http.post(CHAT, content=chat_body(), headers=bearer(ALICE))).status_code == 404
 
 
