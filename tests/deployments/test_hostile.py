@@ -186,7 +186,7 @@ async def test_too_many_documents_to_rank() -> None:
     ("headers", "status"),
     [
         ({"x-a": "a" * 40_000}, 431),
-        ({f"x-{i}": "a" for i in range(20_000)}, 431),
+        ({f"x-{i}": "a" * 20 for i in range(2_000)}, 431),
         ({"x-a": "a" * 20_000}, 200),
     ],
 )
