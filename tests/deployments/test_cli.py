@@ -24,7 +24,7 @@ GOOD: dict[str, Any] = {
         {"name": "gateway", "route_prefix": "/", "import_path": config.GATEWAY_IMPORT},
         {"name": "b", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
         {"name": "a", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
-    ]
+    ],
 }
 
 
