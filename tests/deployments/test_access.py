@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from deployments.middleware import KEY, ASGIApp, Receive, Scope, Send
 from deployments.models import ModelEntry
 from deployments.settings import GatewaySettings
 from protocols.errors import ModelNotFound
+from protocols.events import Frame
+from protocols.request import Request
 from tests.deployments.http_support import CHAT, MODELS, USER, app, client
 from tests.deployments.key_support import ALICE, BOB, ROOT, bearer, entry, write_keys
 from tests.deployments.support import HELLO, Exchange, ScriptedPool, Step, chat_body, eventually
@@ -320,15 +322,29 @@ async def test_embeddings_are_charged_and_settled(tmp_path: Path) -> None:
         assert pool.calls[0].tenant == "alice"
 
 
+class HeldBackend(FakeBackend):
+    """Begins no answer before it may."""
+
+    def __init__(self, settings: FakeSettings) -> None:
+        super().__init__(settings)
+        self.go = asyncio.Event()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+        await self.go.wait()
+        async with aclosing(super().generate(request)) as frames:
+            async for frame in frames:
+                yield frame
+
+
 async def test_two_keys_under_load_do_not_starve_each_other(tmp_path: Path) -> None:
     """One sends 300 at once, more than may wait; the other's twenty come in between, each in its turn."""
     keys = write_keys(
         tmp_path / "keys", [entry("alice", ALICE), entry("bob", BOB, concurrent_requests=20, requests_per_minute=1000)]
     )
-    backend = FakeBackend(FakeSettings(slots=4, tokens=2))
+    backend = HeldBackend(FakeSettings(slots=4, tokens=2))
     await backend.start()
-    settings = GatewaySettings(keys=str(keys))
-    served = build_app(LocalPool({"m": backend}, {"m": 256}), settings, echo_request_id=True)
+    pool = LocalPool({"m": backend}, {"m": 256})  # six of them inside, and 254 that wait
+    served = build_app(pool, GatewaySettings(keys=str(keys)), echo_request_id=True)
     finished: list[tuple[str, int]] = []
 
     async def ask(http: httpx.AsyncClient, name: str, key: bytes) -> None:
@@ -338,12 +354,15 @@ async def test_two_keys_under_load_do_not_starve_each_other(tmp_path: Path) -> N
     async with client(served) as http, asyncio.TaskGroup() as group:
         for _ in range(300):
             group.create_task(ask(http, "alice", ALICE))
+        await eventually(lambda: len(finished) == 40, within_s=60)
         for _ in range(20):
             group.create_task(ask(http, "bob", BOB))
+        await eventually(lambda: pool._lines["m"].waiting == 254 + 20, within_s=60)
+        backend.go.set()
     await backend.aclose()
-    answered = [name for name, status in finished if status == 200]
-    assert [status for name, status in finished if name == "bob"] == [200] * 20
-    assert 0 < [status for name, status in finished if name == "alice"].count(429) < 100
+    assert finished[:40] == [("alice", 429)] * 40
+    answered = [name for name, _ in finished[40:]]
+    assert {status for _, status in finished[40:]} == {200}
+    assert (answered.count("alice"), answered.count("bob")) == (260, 20)
     last = max(index for index, name in enumerate(answered) if name == "bob")
-    assert answered[: last + 1].count("alice") <= 40  # turn by turn, and those that were in before
-    assert answered.count("alice") > 200
+    assert answered[: last + 1].count("alice") <= 6 + 20 + 6  # those inside before, turn by turn, and inside at the end
