@@ -4,7 +4,8 @@ Serve gives a free replica to whichever waiting request looks next, and each loo
 old request can lose to new ones again and again. So a gateway lets only as many requests pass as the replicas can run
 and keeps the others in a line of its own: round robin between tenants, first come first served within one.
 
-The line is bounded. Past its bound a request is refused at once, with the time after which a place is likely:
+The line is bounded for each tenant, so that nobody fills it for the others. Past its bound a request is refused at
+once, with the time after which a place is likely:
 
     retry_after = (waiting + 1) / rate        [seconds]     rate: places freed per second, of the last `RATE_PLACES`
 """
@@ -27,13 +28,14 @@ RETRY_AFTER_S = (1.0, 60.0)
 
 
 class Line:
-    """The requests of one model. Belongs to one event loop."""
+    """The requests of one model, of each tenant at most `max_waiting` that wait. Belongs to one event loop."""
 
-    def __init__(self, model: str, max_waiting: int, clock: Callable[[], float]) -> None:
+    def __init__(self, model: str, max_waiting: int, clock: Callable[[], float], floor: int = FLOOR) -> None:
         self._model = model
         self._max_waiting = max_waiting
         self._clock = clock
-        self._capacity = FLOOR
+        self._floor = floor
+        self._capacity = floor
         self._inside = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, in the order of their turns
         self._freed_at: deque[float] = deque(maxlen=RATE_PLACES)
@@ -48,12 +50,12 @@ class Line:
 
     def set_capacity(self, capacity: int) -> None:
         """How many requests the replicas can take now, all together."""
-        self._capacity = max(capacity, FLOOR)
+        self._capacity = max(capacity, self._floor)
         self._let_in()
 
     @asynccontextmanager
     async def place(self, within_s: float, tenant: str = "") -> AsyncGenerator[None, None]:
-        """A place among those that may go on, for the block. `Overloaded` if the line is full.
+        """A place among those that may go on, for the block. `Overloaded` if the tenant's line is full.
 
         `Unavailable` if it takes longer than `within_s`.
         """
@@ -74,10 +76,10 @@ class Line:
         if self._inside < self._capacity and not self._waiting:
             self._inside += 1
             return
-        if self.waiting >= self._max_waiting:
+        own = len(self._waiting.get(tenant, ()))
+        if own >= self._max_waiting:
             raise Overloaded(
-                f"{self.waiting} requests are waiting for the model '{self._model}', as many as may wait. "
-                "Try again shortly.",
+                f"{own} requests are waiting for the model '{self._model}', as many as may wait. Try again shortly.",
                 retry_after_s=self.retry_after_s(),
             )
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.middleware import OWNER, Message, Scope, Send, header
+from deployments.middleware import KEY, Message, Scope, Send, header
 from protocols.affinity import affinity
 from protocols.errors import InvalidRequest
 
@@ -41,7 +41,7 @@ def timeout_s(scope: Scope) -> float | None:
 
 def owner(scope: Scope) -> str:
     """Whose the responses are that the request stores, and may see."""
-    id: str = scope.get(OWNER, "")
+    id: str = scope.get(KEY, "")
     return id
 
 

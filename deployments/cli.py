@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ import uvloop
 
 from deployments import config, settings
 from deployments.bench.command import bench
+from deployments.cors import is_loopback_host
 from protocols.sse import SseParser
 
 READY_TIMEOUT_S = 120.0
@@ -76,7 +78,8 @@ def check(path: Path) -> None:
     metavar="ADDRESS",
     help="auto: this machine's Ray cluster, or a new one; local: a new one; or host:port.",
 )
-def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str) -> None:
+@click.option("--insecure", is_flag=True, help="No warning where others reach the server and it has no API keys.")
+def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str, insecure: bool) -> None:
     """Run CONFIG here: on the Ray cluster of this machine, or on one that is started for it. Ctrl-C stops it.
 
     With a cluster on which Serve runs already, CONFIG is deployed there and the command ends: what does not change in
@@ -87,6 +90,8 @@ def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str)
     else:
         settings.export_ray_environment(front)  # before the check, which imports Ray
     parts = _checked(path, with_serve=not local_mode)
+    if not insecure:
+        _warn_if_open(parts)
     _stop_on_signals()
     try:
         if local_mode:
@@ -95,6 +100,26 @@ def serve(path: Path, local_mode: bool, front: settings.Front, ray_address: str)
             _serve_on_ray(path, parts, front, ray_address)
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
+
+
+def _warn_if_open(parts: config.OurParts) -> None:
+    if parts.gateway.keys is not None or is_loopback_host(parts.host):
+        return
+    click.secho(
+        f"""
+WARNING: anybody who reaches {parts.host}:{parts.port} can use the models, see every stored response, and change what
+all requests share: there are no API keys, and that address is not only this machine's.
+
+  Make a key:            tokenyard key new NAME >> keys.yaml
+  Have them asked for:   `keys: /path/to/keys.yaml`, in the args of the gateway's application
+  Or stay on this host:  `host: 127.0.0.1`, in http_options
+
+Behind a network that keeps others out, --insecure silences this.
+""",
+        fg="red",
+        bold=True,
+        err=True,
+    )
 
 
 def _serve_local(parts: config.OurParts) -> None:
@@ -106,7 +131,7 @@ def _serve_local(parts: config.OurParts) -> None:
         require_free(parts.host, parts.port)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(local.serve(parts, parts.host, parts.port, lambda: _banner(parts)))
-    except (ClusterError, BackendStartError) as error:
+    except (ClusterError, BackendStartError, settings.ConfigError) as error:
         fail(str(error))
 
 
@@ -182,14 +207,18 @@ def _stop_on_signals() -> None:
 
 
 def _wait_until_it_answers(parts: config.OurParts, model: str, say: Progress) -> None:
-    """One token from the model, through the front door: a replica that runs is not yet a client that is served."""
+    """One token from the model, through the front door: a replica that runs is not yet a client that is served.
+
+    Where API keys are asked for there is none here; that they are asked for says that the front is there.
+    """
+    done = HTTPStatus.OK if parts.gateway.keys is None else HTTPStatus.UNAUTHORIZED
     started = time.monotonic()
     while time.monotonic() - started < READY_TIMEOUT_S:
         say(f"waiting for {model} to answer ({time.monotonic() - started:.0f} s)")
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         try:
             with _post(_reachable(parts.host), parts.port, body, timeout=READY_TIMEOUT_S) as response:
-                if response.status == 200:
+                if response.status == done:
                     say("")
                     return
         except (OSError, http.client.HTTPException):
@@ -202,6 +231,8 @@ def _banner(parts: config.OurParts, models: list[str] | None = None) -> None:
     ids = models if models is not None else sorted(parts.models)
     base = f"http://{_reachable(parts.host)}:{parts.port}"
     model = ids[0] if ids else "MODEL"
+    with_key = parts.gateway.keys is not None
+    header, key = (" -H 'authorization: Bearer YOUR-KEY'", "YOUR-KEY") if with_key else ("", "none")
     click.echo(
         f"""
 Tokenyard is ready.
@@ -209,12 +240,12 @@ Tokenyard is ready.
   OpenAI base URL   {base}/v1
   models            {", ".join(ids)}
 
-  curl {base}/v1/chat/completions -H 'content-type: application/json' \\
+  curl {base}/v1/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 64}}'
 
   from openai import OpenAI
 
-  client = OpenAI(base_url="{base}/v1", api_key="none")
+  client = OpenAI(base_url="{base}/v1", api_key="{key}")
   for chunk in client.chat.completions.create(
       model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}], max_tokens=128, stream=True
   ):
@@ -245,11 +276,39 @@ def _replica_words(status: str, replicas: dict[str, int]) -> str:
     return ", ".join(f"{count} {state.lower()}" for state, count in sorted(replicas.items())) or "no replicas"
 
 
+@main.group()
+def key() -> None:
+    """Make API keys for the gateway."""
+
+
+@key.command()
+@click.argument("id")
+@click.option("--model", "models", multiple=True, help="A model it may use; repeat it for more. Default: all.")
+@click.option("--requests-per-minute", type=click.IntRange(min=1), help="Default: no limit; so with the others.")
+@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Of prompts and answers together.")
+@click.option("--concurrent-requests", type=click.IntRange(min=1), help="Requests at a time.")
+@click.option("--admin", is_flag=True, help="It may see and change what all share, such as slots.")
+def new(id: str, models: tuple[str, ...], admin: bool, **limits: int | None) -> None:
+    """Make a key with the name ID: `tokenyard key new alice >> keys.yaml`.
+
+    The key is shown once, on the terminal. What goes to the file is its hash, and its limits.
+    """
+    from deployments import keys
+
+    try:
+        made, entry = keys.new_key(id, models=list(models) or None, admin=admin or None, **limits)
+    except settings.ConfigError as error:
+        fail(str(error), code=2)
+    click.echo(entry, nl=False)
+    click.echo(f"The key of {id}, which is shown only now:\n\n  {made}\n", err=True)
+
+
 @main.command()
 @click.argument("model")
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the gateway listens.")
 @click.option("--max-tokens", default=512, show_default=True)
-def chat(model: str, url: str, max_tokens: int) -> None:
+@click.option("--api-key", envvar="TOKENYARD_API_KEY", show_envvar=True, help="Where the gateway asks for one.")
+def chat(model: str, url: str, max_tokens: int, api_key: str | None) -> None:
     """Talk to MODEL. Ctrl-C ends an answer, Ctrl-D the conversation."""
     host, _, port = url.removeprefix("http://").rstrip("/").removesuffix("/v1").partition(":")
     messages: list[dict[str, str]] = []
@@ -262,15 +321,15 @@ def chat(model: str, url: str, max_tokens: int) -> None:
         messages.append({"role": "user", "content": text})
         body = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
         try:
-            answer = _print_answer(host, int(port or 80), body)
+            answer = _print_answer(host, int(port or 80), body, api_key)
         except OSError as error:
             fail(f"cannot reach {url}: {error}")
         messages.append({"role": "assistant", "content": answer})
 
 
-def _print_answer(host: str, port: int, body: dict[str, Any]) -> str:
+def _print_answer(host: str, port: int, body: dict[str, Any], api_key: str | None) -> str:
     """Streams the answer to the terminal and returns it, or what there is of it."""
-    response = _post(host, port, body, timeout=None)
+    response = _post(host, port, body, timeout=None, api_key=api_key)
     if response.status != 200:
         fail(_error_message(response.read()))
     parser, pieces = SseParser(), []
@@ -294,10 +353,14 @@ def _print_answer(host: str, port: int, body: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _post(host: str, port: int, body: dict[str, Any], timeout: float | None) -> http.client.HTTPResponse:
+def _post(
+    host: str, port: int, body: dict[str, Any], timeout: float | None, api_key: str | None = None
+) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     # Closing: the response owns the connection, and ends it.
     headers = {"content-type": "application/json", "connection": "close"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     return connection.getresponse()
 

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -135,7 +135,9 @@ class Dispatcher:
         journey = Journey(request, self._settings.retries)
         limits = [limit for limit in (request.timeout_s, self._settings.request_timeout_s) if limit is not None]
         trip = _Trip(asyncio.get_running_loop().time() + min(limits) if limits else math.inf)
-        async with self._lines.of(request.model).place(min(limits, default=self._settings.first_frame_timeout_s)):
+        async with self._lines.of(request.model).place(
+            min(limits, default=self._settings.first_frame_timeout_s), request.tenant
+        ):
             while not journey.complete:
                 parts = journey.requests()
                 runs = [partial(self._attempt, part, trip) for part in parts]
@@ -152,6 +154,14 @@ class Dispatcher:
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         await self.catalog.find(call.model)
+        computes = isinstance(call, EmbeddingRequest | RerankRequest)
+        async with self._place(call.model, call.tenant) if computes else nullcontext():
+            return await self._answer(call)
+
+    def _place(self, model: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        return self._lines.of(model).place(self._settings.first_frame_timeout_s, tenant)
+
+    async def _answer(self, call: Question[AnswerT]) -> AnswerT:
         lost = 0
         while True:
             try:

@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 
-from deployments import caller, fan_out, response_store
+from deployments import caller, fan_out, granted, response_store
+from deployments.access import Access
+from deployments.cors import Cors
 from deployments.event_stream import EventStream
 from deployments.http_answers import (
     ClientGone,
@@ -57,9 +59,10 @@ class HttpApp:
 
     def __init__(self, pool: ModelPool, settings: GatewaySettings) -> None:
         self._pool = pool
+        self._pool_of = functools.partial(granted.pool_of, pool, settings)
         self._settings = settings
         self._memory = ResponseMemory(response_store.create(settings.response_store))
-        asking = QuestionEndpoints(pool, self._memory, settings)
+        asking = QuestionEndpoints(self._pool_of, self._memory, settings)
         ask = asking.ask
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
@@ -144,7 +147,7 @@ class HttpApp:
         await send_json(send, 200, b'{"status":"ok"}')
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        entries = self._pool.models()
+        entries = self._pool_of(scope).models()
         if dialect_of(scope) is anthropic_messages.CODEC:
             query = scope["query_string"].decode("latin-1")
             body = anthropic_messages.model_page([(entry.id, entry.created) for entry in entries], query)
@@ -154,9 +157,10 @@ class HttpApp:
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].removeprefix("/v1/models/")
-        entry = next((entry for entry in self._pool.models() if entry.id == wanted), None)
+        entries = self._pool_of(scope).models()
+        entry = next((entry for entry in entries if entry.id == wanted), None)
         if entry is None:
-            raise ModelNotFound.of(wanted, [entry.id for entry in self._pool.models()])
+            raise ModelNotFound.of(wanted, [entry.id for entry in entries])
         if dialect_of(scope) is anthropic_messages.CODEC:
             body = anthropic_messages.model_body(entry.id, entry.created)
         else:
@@ -172,16 +176,16 @@ class HttpApp:
         """`memory` is what a dialect remembers from one request to the next, if it does."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            request_id, owner = scope[REQUEST_ID], caller.owner(scope)
+            request_id, owner, pool = scope[REQUEST_ID], caller.owner(scope), self._pool_of(scope)
             async with errors_answered(send, codec, request_id):
-                body = await request_body(scope, receive, self._settings.max_body_bytes)
+                body = await request_body(scope, receive, self._settings)
                 if memory is None:
                     call = codec.decode(body, request_id)
                 else:
                     call = await memory.decode(body, request_id, owner)
-                call = self._addressed(call, caller.session(scope), caller.timeout_s(scope))
+                call = _addressed(call, pool, caller.session(scope), caller.timeout_s(scope))
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
-                frames = fan_out.stream(self._pool.stream, call)
+                frames = fan_out.stream(pool.stream, call)
                 if memory is not None:
                     frames = memory.recorded(call, stamp, owner, frames)
                 async with cancelled_when_client_leaves(receive):
@@ -191,17 +195,6 @@ class HttpApp:
                         await self._complete(codec, call, stamp, frames, send)
 
         return endpoint
-
-    def _addressed(self, call: Call[Any], session: str | None, timeout_s: float | None) -> Call[Any]:
-        """`session` is what the request belongs to by its headers, which know more of it than its body."""
-        model = "" if all(request.model for request in call.requests) else the_only_model(self._pool)
-        requests = tuple(
-            msgspec.structs.replace(
-                request, model=model or request.model, affinity=session or request.affinity, timeout_s=timeout_s
-            )
-            for request in call.requests
-        )
-        return msgspec.structs.replace(call, requests=requests)
 
     async def _complete(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
@@ -236,6 +229,18 @@ class HttpApp:
                 await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
 
 
+def _addressed(call: Call[Any], pool: ModelPool, session: str | None, timeout_s: float | None) -> Call[Any]:
+    """`session` is what the request belongs to by its headers, which know more of it than its body."""
+    model = "" if all(request.model for request in call.requests) else the_only_model(pool)
+    requests = tuple(
+        msgspec.structs.replace(
+            request, model=model or request.model, affinity=session or request.affinity, timeout_s=timeout_s
+        )
+        for request in call.requests
+    )
+    return msgspec.structs.replace(call, requests=requests)
+
+
 async def _lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
@@ -259,4 +264,5 @@ def _model_list(entries: Sequence[ModelEntry]) -> bytes:
 
 
 def build_app(pool: ModelPool, settings: GatewaySettings, *, echo_request_id: bool) -> ASGIApp:
-    return RequestId(HttpApp(pool, settings), echo=echo_request_id)
+    """Raises `ConfigError` if a file that the settings name cannot be used."""
+    return RequestId(Cors(Access(HttpApp(pool, settings), settings), settings.cors), echo=echo_request_id)

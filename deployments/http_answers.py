@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 from deployments import content_encoding
 from deployments.middleware import Message, Receive, Scope, Send, read_body
+from deployments.settings import GatewaySettings
 from protocols import anthropic_messages, llamacpp_native, openai_chat
 from protocols.codec import Codec
 from protocols.errors import InternalError, ServingError, UnsupportedMediaType
@@ -26,9 +27,9 @@ class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-async def request_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def request_body(scope: Scope, receive: Receive, settings: GatewaySettings) -> bytes:
     """Raises `ClientGone`, and what `read_body` raises."""
-    body = await read_body(scope, receive, limit)
+    body = await read_body(scope, receive, settings.max_body_bytes, settings.body_within_s)
     if body is None:
         raise ClientGone
     return body

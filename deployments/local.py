@@ -6,19 +6,22 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 
 import uvicorn
 
 from backends import create
 from backends.answers import answer
 from backends.base import Backend
+from deployments.admission import Line
 from deployments.config import OurParts
 from deployments.http import build_app
+from deployments.local_http import GuardedProtocol
 from deployments.models import ModelEntry, Offer
 from deployments.naming import NamedModels, offer
+from deployments.settings import queue_slots
 from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
-from protocols.errors import ModelNotFound, Overloaded
+from protocols.errors import ModelNotFound
 from protocols.events import Frame
 from protocols.request import Request
 
@@ -26,17 +29,20 @@ logger = logging.getLogger(__name__)
 
 
 class LocalPool:
-    """The `ModelPool` over backends of this process, with a limit on each one's queue: no Serve is there to keep it."""
+    """The `ModelPool` over backends of this process, with a line in front of each, as gateways have it."""
 
     def __init__(
         self,
         backends: Mapping[str, Backend],
         waiting_limits: Mapping[str, int],
         offers: Mapping[str, Offer] | None = None,
+        wait_s: float = 600.0,
     ) -> None:
+        """`waiting_limits`: requests that may wait beyond a backend's slots, by model; for `wait_s` seconds at most."""
         self._backends = backends
-        self._waiting_limits = waiting_limits
         self._offers = offers or {}
+        self._lines = {name: _line(name, backends[name], limit) for name, limit in waiting_limits.items()}
+        self._wait_s = wait_s
         self._created = int(time.time())
 
     def models(self) -> Sequence[ModelEntry]:
@@ -46,16 +52,18 @@ class LocalPool:
 
     async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
         backend = self._backend(request.model)
-        self._check_room(backend, request.model)
-        async with aclosing(backend.generate(request)) as frames:
+        async with self._place(request.model, request.tenant), aclosing(backend.generate(request)) as frames:
             async for frame in frames:
                 yield frame
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         backend = self._backend(call.model)
-        if isinstance(call, EmbeddingRequest | RerankRequest):  # the others wait for no computation
-            self._check_room(backend, call.model)
-        return await answer(backend, call)
+        computes = isinstance(call, EmbeddingRequest | RerankRequest)
+        async with self._place(call.model, call.tenant) if computes else nullcontext():
+            return await answer(backend, call)
+
+    def _place(self, model: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        return self._lines[model].place(self._wait_s, tenant)
 
     def _backend(self, model: str) -> Backend:
         backend = self._backends.get(model)
@@ -63,12 +71,14 @@ class LocalPool:
             raise ModelNotFound.of(model, sorted(self._backends))
         return backend
 
-    def _check_room(self, backend: Backend, model: str) -> None:
-        stats = backend.stats()
-        if stats.running + stats.waiting >= stats.slots + self._waiting_limits[model]:
-            raise Overloaded(
-                f"Too many requests are waiting for the model '{model}'. Try again shortly.", retry_after_s=1.0
-            )
+
+def _line(model: str, backend: Backend, waiting: int) -> Line:
+    """In front of a backend that gets a few requests more than it has slots, so that a freed one is filled at once."""
+    slots = backend.stats().slots
+    ahead = min(queue_slots(slots), waiting)
+    line = Line(model, waiting - ahead, time.monotonic, floor=0)
+    line.set_capacity(slots + ahead)
+    return line
 
 
 @asynccontextmanager
@@ -89,10 +99,18 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
     async with running_backends(parts) as backends:
         limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
         offers = {name: offer(settings) for name, settings in parts.models.items()}
-        app = build_app(NamedModels(LocalPool(backends, limits, offers)), parts.gateway, echo_request_id=True)
+        pool = NamedModels(LocalPool(backends, limits, offers, parts.gateway.first_frame_timeout_s))
+        app = build_app(pool, parts.gateway, echo_request_id=True)
         server = uvicorn.Server(
             uvicorn.Config(
-                app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+                app,
+                host=host,
+                port=port,
+                http=GuardedProtocol,
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=5,
             )
         )
         serving = asyncio.create_task(server.serve())

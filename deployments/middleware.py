@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from deployments import content_encoding
-from protocols.errors import PayloadTooLarge
+from protocols.errors import PayloadTooLarge, RequestTimeout
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,8 +20,11 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 REQUEST_ID = "tokenyard.request_id"
 """Key in the ASGI scope under which the request's id stands."""
 
-OWNER = "tokenyard.owner"
-"""Key in the ASGI scope under which the id of the caller's key stands. Without keys, everything is everybody's."""
+KEY = "tokenyard.key"
+"""Key in the ASGI scope under which the id of the caller's API key stands. Without keys, everything is everybody's."""
+
+ACCOUNT = "tokenyard.account"
+"""Key in the ASGI scope under which stands what the caller's API key may do, and has done: a `limits.Account`."""
 
 _INLINE_SIZE = 64 * 2**10
 """Compressed bodies up to this are decompressed on the event loop: it takes a millisecond or two."""
@@ -63,13 +66,17 @@ def header(scope: Scope, name: bytes) -> bytes:
     return b", ".join(value for key, value in scope["headers"] if key == name)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+async def read_body(scope: Scope, receive: Receive, limit: int, within_s: float) -> bytes | None:
     """The whole request body, decompressed, or None if the client left while sending it.
 
-    `PayloadTooLarge` past `limit` bytes, on the wire or out of it.
+    `PayloadTooLarge` past `limit` bytes, on the wire or out of it; `RequestTimeout` if it is not all there in time.
     """
     names = content_encoding.codings(header(scope, b"content-encoding"))
-    body = await _received(receive, limit)
+    try:
+        async with asyncio.timeout(within_s):
+            body = await _received(receive, limit)
+    except TimeoutError:
+        raise RequestTimeout(f"The request body did not arrive within {within_s:g} seconds.") from None
     if not names or body is None:
         return body
     if len(body) <= _INLINE_SIZE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,22 +36,25 @@ def messages_codec(scope: Scope, settings: GatewaySettings) -> Codec[Any]:
 
 
 class QuestionEndpoints:
-    def __init__(self, pool: ModelPool, memory: ResponseMemory, settings: GatewaySettings) -> None:
-        self._pool = pool
+    def __init__(
+        self, pool_of: Callable[[Scope], ModelPool], memory: ResponseMemory, settings: GatewaySettings
+    ) -> None:
+        """`pool_of`: the models as the caller of a request may use them."""
+        self._pool_of = pool_of
         self._memory = memory
         self._settings = settings
-        self._limit = settings.max_body_bytes
 
     def ask(self, read: Reader, codec: Codec[Any] = llamacpp_native.COMPLETION) -> Endpoint:
         """`codec` words the errors. The model stands in the body, or where there is none in the query."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             async with errors_answered(send, codec, scope[REQUEST_ID]):
-                ask = read(await request_body(scope, receive, self._limit), scope[REQUEST_ID])
-                model = ask.question.model or query_value(scope, "model") or the_only_model(self._pool)
+                pool = self._pool_of(scope)
+                ask = read(await request_body(scope, receive, self._settings), scope[REQUEST_ID])
+                model = ask.question.model or query_value(scope, "model") or the_only_model(pool)
                 question = msgspec.structs.replace(ask.question, model=model)
                 async with cancelled_when_client_leaves(receive):
-                    answer = await self._pool.call(question)
+                    answer = await pool.call(question)
                 await send_json(send, 200, ask.render(answer, model))
 
         return endpoint
@@ -61,18 +66,20 @@ class QuestionEndpoints:
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
         codec, request_id = messages_codec(scope, self._settings), scope[REQUEST_ID]
         async with errors_answered(send, codec, request_id):
-            call = codec.decode(await request_body(scope, receive, self._limit), request_id)
+            call = codec.decode(await request_body(scope, receive, self._settings), request_id)
             async with cancelled_when_client_leaves(receive):
-                tokens = await self._count(call.request)
+                tokens = await _count(self._pool_of(scope), call.request)
             await send_json(send, 200, anthropic_messages.token_count(tokens))
 
     async def input_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope[REQUEST_ID]
         async with errors_answered(send, openai_responses.CODEC, request_id):
-            body = await request_body(scope, receive, self._limit)
+            body = await request_body(scope, receive, self._settings)
+            count = partial(_count, self._pool_of(scope))
             async with cancelled_when_client_leaves(receive):
-                answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), self._count)
+                answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), count)
             await send_json(send, 200, answer)
 
-    async def _count(self, request: Request) -> int:
-        return await self._pool.call(CountTokens(request.id, request.model, request))
+
+async def _count(pool: ModelPool, request: Request) -> int:
+    return await pool.call(CountTokens(request.id, request.model, request))

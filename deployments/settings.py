@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from backends import BackendSettings
 
@@ -45,10 +46,48 @@ class RedisStoreSettings(_Settings):
 ResponseStoreSettings = Annotated[SqliteStoreSettings | RedisStoreSettings, Field(discriminator="kind")]
 
 
+def _origin(value: str) -> str:
+    value = value.lower().rstrip("/")
+    # "null" is what every sandboxed frame and local file calls itself: whoever allows it allows anybody.
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", value):
+        raise ValueError("an origin is scheme://host or scheme://host:port, or * for all")
+    return value
+
+
+CorsPolicy = Literal["off", "loopback"] | tuple[Annotated[str, AfterValidator(_origin)], ...]
+
+
+def _whole_path(value: str | None) -> str | None:
+    if value is not None and not os.path.isabs(value):
+        raise ValueError("give the whole path: a gateway may run in any folder")
+    return value
+
+
 class GatewaySettings(_Settings):
     """`args` of `deployments.app:gateway`."""
 
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="Largest request body accepted, in bytes.")
+    max_header_bytes: int = Field(
+        32 * 2**10, gt=0, description="Largest headers of a request accepted, names and values together, in bytes."
+    )
+    body_within_s: float = Field(
+        60.0, gt=0, description="How long a client may take to send a request's body before it gets 408."
+    )
+    max_messages: int = Field(
+        4096, gt=0, description="Messages of one conversation; more of them are refused with 400, whatever their size."
+    )
+    max_tools: int = Field(1024, gt=0, description="Tools of one request; more of them are refused with 400.")
+    keys: Annotated[str | None, AfterValidator(_whole_path)] = Field(
+        None,
+        description="The file of API keys (`tokenyard key new` makes entries for it), with its whole path on the "
+        "gateway's node. It is read again when it changes. Limits in it hold at each gateway: several of them share "
+        "nothing, and let through as many times as much. Default: no keys; whoever reaches the gateway is served.",
+    )
+    cors: CorsPolicy = Field(
+        "off",
+        description="Web pages that may use the gateway from a browser: off, none; loopback, those that came from this "
+        "machine; or a list of their origins, such as https://chat.example.com, or * for all.",
+    )
     headers_after_s: float = Field(
         2.0, ge=0, description="A stream's 200 is sent at the first frame, or after this long with keep-alives."
     )
@@ -69,7 +108,10 @@ class GatewaySettings(_Settings):
         "died twice while they ran it is refused, as it may be the cause.",
     )
     max_queued_requests: int = Field(
-        256, ge=0, description="Requests that may wait for a place at one model's replicas; past it clients get 429."
+        256,
+        ge=0,
+        description="Requests of one key (of all, without keys) that may wait for a place at one model's replicas; "
+        "past it clients get 429.",
     )
     handover_after_s: float = Field(
         120.0,
@@ -165,7 +207,12 @@ class ModelSettings(_Settings):
     def max_ongoing_requests(self) -> int:
         """What a replica accepts."""
         slots = self.backend.slots
-        return slots + (max(2, slots // 4) if self.queue_slots is None else self.queue_slots)
+        return slots + (queue_slots(slots) if self.queue_slots is None else self.queue_slots)
+
+
+def queue_slots(slots: int) -> int:
+    """The default of the setting of that name."""
+    return max(2, slots // 4)
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

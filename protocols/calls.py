@@ -18,7 +18,13 @@ from protocols.request import ChatPrompt, LoraScale, MixedPrompt, Request, Sampl
 AnswerT = TypeVar("AnswerT")
 
 
-class Question(msgspec.Struct, Generic[AnswerT], frozen=True, omit_defaults=True):
+class Asked(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """By whom: `tenant` is the id of an API key, as in `Request`."""
+
+    tenant: str = ""
+
+
+class Question(Asked, Generic[AnswerT], frozen=True, omit_defaults=True):
     """Base of the questions. `id` names it in logs on every layer; `model` is the id the client asked for.
 
     A `repeatable` one may be put to another replica when the one that was asked is lost. One that goes `everywhere`

@@ -8,9 +8,12 @@
     ├── NotFound                 not_found               404     no     (no such route)
     │   └── ModelNotFound        model_not_found         404     no
     ├── MethodNotAllowed         method_not_allowed      405     no
+    ├── RequestTimeout           request_timeout         408     no     (its body does not arrive)
     ├── PayloadTooLarge          payload_too_large       413     no
     ├── UnsupportedMediaType     unsupported_media_type  415     no
+    ├── HeadersTooLarge          headers_too_large       431     no
     ├── Overloaded               overloaded              429     yes    retry_after_s
+    ├── RateLimited              rate_limited            429     no     retry_after_s (the limit is its key's)
     ├── ClientTooSlow            client_too_slow         499     no
     ├── InternalError            internal                500     no     (detail goes to the log, never to the client)
     ├── NotSupported             not_supported           501     no
@@ -138,6 +141,10 @@ class MethodNotAllowed(ServingError):
     kind, status = "method_not_allowed", 405
 
 
+class RequestTimeout(ServingError):
+    kind, status = "request_timeout", 408
+
+
 class PayloadTooLarge(ServingError):
     kind, status = "payload_too_large", 413
 
@@ -146,8 +153,16 @@ class UnsupportedMediaType(ServingError):
     kind, status = "unsupported_media_type", 415
 
 
+class HeadersTooLarge(ServingError):
+    kind, status = "headers_too_large", 431
+
+
 class Overloaded(ServingError):
     kind, status, retryable = "overloaded", 429, True
+
+
+class RateLimited(ServingError):
+    kind, status = "rate_limited", 429
 
 
 class ClientTooSlow(ServingError):

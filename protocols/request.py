@@ -255,6 +255,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     share it are better served by one replica. It is a hint for routing, and no more. With `n` 1, `choice` is which of a
     larger request's choices this is: its events bear that number, and it is what it would have been among the others.
     `timeout_s` is how long the client will wait for all of the answer; it counts from the request's arrival.
+    `tenant` is whose it is, the id of an API key: where requests wait, tenants take turns.
     """
 
     id: str
@@ -277,3 +278,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     affinity: str | None = None
     choice: int = 0
     timeout_s: float | None = None
+    tenant: str = ""

@@ -33,7 +33,7 @@ from protocols.card import ModelCard
 from protocols.codec import Ask, Reader
 from protocols.errors import InvalidRequest
 from protocols.llamacpp_native.chat import decode_chat
-from protocols.llamacpp_native.prompts import prompts, sequence
+from protocols.llamacpp_native.prompts import MAX_PROMPTS, prompts, sequence
 from protocols.llamacpp_native.settings import short_settings
 from protocols.openai_shared import FINGERPRINT
 from protocols.request import ChatPrompt, LoraScale, TokenPrompt
@@ -168,8 +168,8 @@ def _openai_embedding(index: int, answer: Embedding, wire: _EmbeddingBody) -> di
 
 class _RerankBody(_Body):
     query: str
-    documents: Annotated[list[str], Field(min_length=1)] | None = None
-    texts: Annotated[list[str], Field(min_length=1)] | None = None
+    documents: Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     top_n: Natural | None = None
     return_text: bool = False
     return_documents: bool = False

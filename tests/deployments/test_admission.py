@@ -199,3 +199,26 @@ async def test_nobody_waits_forever(clock: Clock) -> None:
             pytest.fail("there was no place")
     assert guests.line.waiting == 0
     await guests.all_go()
+
+
+async def test_one_tenant_does_not_fill_the_line_for_another(clock: Clock) -> None:
+    guests = Guests(line(clock, max_waiting=2))
+    for number in range(FLOOR + 2):
+        await guests.come(f"a{number}", "a")
+    await guests.come("late", "a")
+    assert isinstance(guests.tasks["late"].exception(), Overloaded)
+    for name in ("b0", "b1"):
+        await guests.come(name, "b")
+    await guests.go("a0")
+    await guests.go("a1")
+    assert guests.inside[FLOOR:] == [f"a{FLOOR}", "b0"]
+    await guests.all_go()
+
+
+async def test_a_line_without_a_floor_lets_in_only_what_there_is_room_for(clock: Clock) -> None:
+    made = Line("m", 0, clock, floor=0)
+    made.set_capacity(1)
+    async with made.place(60):
+        with pytest.raises(Overloaded):
+            async with made.place(60):
+                pytest.fail("there was no place")

@@ -15,18 +15,19 @@ import yaml
 from click.testing import CliRunner, Result
 from ray import serve as ray_serve
 
-from deployments import cluster, config, ray_compat
+from deployments import cli, cluster, config, keys, ray_compat, settings
 from deployments.autoscaling import POLICY
 from deployments.cli import main
 from deployments.cluster import ClusterError, failure_reason, port_holder, require_free
 from deployments.settings import ConfigError
 
 GOOD: dict[str, Any] = {
+    "http_options": {"host": "127.0.0.1"},
     "applications": [
         {"name": "gateway", "route_prefix": "/", "import_path": config.GATEWAY_IMPORT},
         {"name": "b", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
         {"name": "a", "route_prefix": None, "import_path": config.MODEL_IMPORT, "args": {"backend": {"kind": "fake"}}},
-    ]
+    ],
 }
 
 
@@ -139,7 +140,7 @@ def test_a_busy_port_is_one_clear_line(tmp_path: Path, taken: int) -> None:
 
 def test_a_host_that_is_not_here_is_one_clear_line(tmp_path: Path) -> None:
     raw = GOOD | {"http_options": {"host": "192.0.2.1", "port": 8000}}  # an address for documentation: nobody has it
-    result = run("serve", "--local", write(tmp_path, raw))
+    result = run("serve", "--local", "--insecure", write(tmp_path, raw))
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert "192.0.2.1" in line
@@ -199,6 +200,83 @@ def test_talking_to_nobody_is_one_clear_line() -> None:
     assert result.stderr.startswith(f"cannot reach {url}: ")
 
 
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_key_is_shown_once_and_its_entry_is_for_the_file(tmp_path: Path) -> None:
+    result = run("key", "new", "alice", "--model", "a", "--model", "b", "--tokens-per-minute", "9", "--admin")
+    assert result.exit_code == 0
+    (made,) = re.findall(r"ty-\S+", result.stderr)
+    assert made not in result.stdout
+    path = tmp_path / "keys.yaml"
+    path.write_text(result.stdout)
+    (key,) = keys.read(path)
+    assert (key.id, key.models, key.tokens_per_minute, key.admin) == ("alice", ("a", "b"), 9, True)
+    found = keys.KeyRing([key]).find(made.encode())
+    assert found == key
+
+
+def test_a_name_that_is_none_is_refused_and_makes_no_key() -> None:
+    result = run("key", "new", "a b")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "ty-" not in result.stderr
+
+
+def test_a_file_of_keys_that_cannot_be_read_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "require_free", lambda host, port: None)
+    raw = GOOD | {"applications": [{**GOOD["applications"][0], "args": {"keys": str(tmp_path / "none")}}]}
+    result = run("serve", "--local", write(tmp_path, raw))
+    assert (result.exit_code, result.stderr) == (1, f"{tmp_path / 'none'}: No such file or directory\n")
+
+
+@pytest.mark.parametrize("mode", ["--local", "--ray=local"])
+@pytest.mark.parametrize(
+    ("host", "with_keys", "flags", "warned"),
+    [
+        ("0.0.0.0", False, [], True),
+        ("::", False, [], True),
+        ("192.0.2.1", False, [], True),
+        (None, False, [], True),  # Serve's own default is every interface
+        ("0.0.0.0", False, ["--insecure"], False),
+        ("0.0.0.0", True, [], False),
+        ("127.0.0.1", False, [], False),
+        ("::1", False, [], False),
+        ("localhost", False, [], False),
+    ],
+)
+def test_a_server_open_to_all_warns_loudly(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    host: str | None,
+    with_keys: bool,
+    flags: list[str],
+    warned: bool,
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(cli, "_serve_local", started.append)
+    monkeypatch.setattr(cli, "_serve_on_ray", lambda *args: started.append(args))
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda: None)
+    monkeypatch.setattr(settings, "export_ray_environment", lambda front: None)
+    gateway = {**GOOD["applications"][0], "args": {"keys": "/keys.yaml"} if with_keys else {}}
+    raw = GOOD | {"applications": [gateway, *GOOD["applications"][1:]]}
+    raw["http_options"] = {} if host is None else {"host": host}
+    result = run("serve", mode, *flags, write(tmp_path, raw))
+    assert result.exit_code == 0
+    assert len(started) == 1
+    assert ("WARNING: anybody who reaches" in result.stderr) is warned
+    assert ("--insecure" in result.stderr) is warned
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_what_is_printed_to_paste_has_a_place_for_the_key(with_keys: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = settings.GatewaySettings(keys="/keys.yaml" if with_keys else None)
+    cli._banner(config.OurParts(gateway, {}, "127.0.0.1", 8000))
+    shown = capsys.readouterr().out
+    assert ("Bearer YOUR-KEY" in shown) is with_keys
+    assert f'api_key="{"YOUR-KEY" if with_keys else "none"}"' in shown
+
+
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +285,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
     commands = re.findall(r"^  (\w+) ", result.stdout.split("Commands:")[1], flags=re.M)
-    assert commands == sorted(main.commands) == ["bench", "chat", "check", "deploy", "serve", "status"]
+    assert commands == sorted(main.commands) == ["bench", "chat", "check", "deploy", "key", "serve", "status"]
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))

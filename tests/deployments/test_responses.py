@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from backends.fake import FakeBackend, FakeSettings
 from deployments.http import build_app
 from deployments.local import LocalPool
-from deployments.middleware import OWNER, ASGIApp, Receive, Scope, Send
+from deployments.middleware import KEY, ASGIApp, Receive, Scope, Send
 from deployments.response_store import create
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings, SqliteStoreSettings
@@ -419,7 +419,7 @@ async def test_nobody_sees_the_responses_of_another_key(tmp_path: Path) -> None:
 
     async def ask(key: str, method: str, path: str, **body: Any) -> Exchange:
         async def with_key(scope: Scope, receive: Receive, send: Send) -> None:
-            await app({**scope, OWNER: key}, receive, send)
+            await app({**scope, KEY: key}, receive, send)
 
         return await Exchange(with_key, method, path, json.dumps({"model": "m", **body}).encode()).done()
 

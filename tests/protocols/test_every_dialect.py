@@ -15,8 +15,8 @@ from protocols.errors import ErrorInfo, InternalError
 from protocols.events import Event, Failed, Finished, FinishReason, Started, Usage
 from tests.backends.output.samples import SAMPLES, Sample
 from tests.backends.output.support import spec
-from tests.protocols.dialects import DIALECTS, STAMP, Answer, Dialect, without_ids
-from tests.protocols.scripts import COMPLETE, FAILING, LOGPROBS, SCRIPTS, TWO_CHOICES, legal_scripts
+from tests.protocols.dialects import DIALECTS, Answer, Dialect, without_ids
+from tests.protocols.scripts import COMPLETE, FAILING, LOGPROBS, SCRIPTS, STAMP, TWO_CHOICES, legal_scripts
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 with_choices = pytest.mark.parametrize("dialect", [d for d in DIALECTS if d.has_n], ids=lambda dialect: dialect.name)
