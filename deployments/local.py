@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 
 import uvicorn
 
@@ -15,6 +16,7 @@ from backends.answers import answer
 from backends.base import Backend
 from deployments.config import OurParts
 from deployments.http import build_app
+from deployments.middleware import ASGIApp
 from deployments.models import ModelEntry
 from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import ModelNotFound, Overloaded
@@ -80,14 +82,22 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
     async with running_backends(parts) as backends:
         limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
         app = build_app(LocalPool(backends, limits), parts.gateway, echo_request_id=True)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-            )
-        )
-        serving = asyncio.create_task(server.serve())
+        await listen(app, [host], port, on_ready)
+
+
+async def listen(app: ASGIApp, hosts: Sequence[str], port: int, on_ready: Callable[[], None]) -> None:
+    """Answers on all `hosts` until the process is interrupted. Raises `OSError` for an address that is not free."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(_socket(host, port)) for host in hosts]
+        serving = asyncio.create_task(server.serve(sockets=sockets))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
             on_ready()
         await serving
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)

@@ -16,12 +16,14 @@ from protocols.request import Request
 class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
 
-    One that is not `ready` is being loaded; requests for it wait.
+    One that is not `ready` is being loaded; requests for it wait. `aliases` are all its names, `tags` words about it.
     """
 
     id: str
     created: int
     ready: bool = True
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def the_only_model(pool: ModelPool) -> str:

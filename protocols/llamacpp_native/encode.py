@@ -126,7 +126,7 @@ class NativeEncoder:
     def _final(self, end: Finished) -> bytes:
         choice = self._choices[end.choice]
         # "stream mode sends it as last event and empties `content` and `tokens`"
-        final = _final(choice.request, choice.started, end, has_new_line=choice.has_new_line, stream=True)
+        final = final_object(choice.request, choice.started, end, has_new_line=choice.has_new_line, stream=True)
         return sse.message(_encode(_selected(final, self._options.fields)))
 
 
@@ -144,7 +144,7 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
     assert choice.finished is not None, "a collected choice has finished"
     text = choice.reasoning + choice.text
     end = msgspec.structs.replace(choice.finished, choice=choice.index)
-    final = _final(request, choice.started, end, has_new_line="\n" in text, stream=False)
+    final = final_object(request, choice.started, end, has_new_line="\n" in text, stream=False)
     final["content"] = text
     if options.tokens:
         final["tokens"] = choice.tokens
@@ -153,7 +153,7 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
     return final
 
 
-def _final(
+def final_object(
     request: Request,
     started: Started | None,
     end: Finished,
@@ -161,6 +161,7 @@ def _final(
     has_new_line: bool,
     stream: bool,
 ) -> dict[str, Any]:
+    """The last object of a choice, still without the text and the tokens of one that is not a stream."""
     echo = Echo("", request.sampling) if started is None or started.echo is None else started.echo
     echo = msgspec.structs.replace(echo, sampling=_seeded(echo.sampling))
     return {

@@ -1,0 +1,35 @@
+"""A pytest plugin for llama.cpp's server tests, which stay as they are: local models in place of those on the hub."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from tests.peer.models import stand_ins
+
+
+def _download(url: str, out: str) -> None:
+    raise OSError(f"nothing is downloaded here: {url}")
+
+
+# The package that their helpers would download with; it need not be installed.
+sys.modules["wget"] = ModuleType("wget")
+sys.modules["wget"].download = _download  # type: ignore[attr-defined]
+
+import utils  # type: ignore[import-not-found]  # noqa: E402  # theirs
+
+_start = utils.ServerProcess.start
+
+
+def start(server: Any, *args: Any, **options: Any) -> None:
+    """With one thread: several servers share a machine, and threads that wait for each other waste it."""
+    path = stand_ins().get((server.model_hf_repo, server.model_hf_file))
+    if path is not None:
+        server.model_file, server.model_hf_repo, server.model_hf_file = str(path), None, None
+    server.n_threads = 1
+    _start(server, *args, **options)
+
+
+utils.ServerProcess.start = start
+utils.ServerPreset.load_all = staticmethod(lambda: None)  # it would fetch every model from the hub
