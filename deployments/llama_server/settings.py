@@ -38,7 +38,8 @@ def defaults(options: Options) -> Defaults:
         sampling=Sampling(**options.sampling),
         max_tokens=None if options.max_tokens < 0 else options.max_tokens,
         ignore_eos=options.ignore_eos,
-        think={"on": True, "off": False, "auto": None}[options.reasoning],
+        # llama-server turns thinking on where a template has a switch for it, which not every template does itself.
+        think=options.reasoning != "off",
         think_tokens=None if options.reasoning_budget < 0 else options.reasoning_budget,
         echo=options.verbose,
     )

@@ -119,7 +119,7 @@ def test_a_model_is_needed_and_a_wrong_setting_is_named() -> None:
 def test_what_requests_get() -> None:
     said = defaults(parse("--temp 0.5 --seed -1 --top-k 3 -n 8 --reasoning off --reasoning-budget 5 -v".split()))
     assert said == Defaults(Sampling(temperature=0.5, top_k=3), 8, False, False, 5, True)
-    assert defaults(parse([])) == Defaults()
+    assert defaults(parse([])) == Defaults(think=True)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
