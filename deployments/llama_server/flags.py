@@ -193,7 +193,7 @@ SAMPLING: tuple[Flag, ...] = (
 )
 
 WITHOUT_MEANING = """
-    -cb --cont-batching --jinja --embedding --embeddings --offline --warmup --kv-offload -kvo --op-offload
+    --metrics -cb --cont-batching --jinja --embedding --embeddings --offline --warmup --kv-offload -kvo --op-offload
     --swa-full --perf --mmproj-auto --no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-models-autoload --no-agent
     --cache-prompt --no-jinja --cache-idle-slots --no-cache-idle-slots -bs --backend-sampling --backend_sampling
     --no-perf --no-warmup --no-ui --no-webui --spec-draft-backend-sampling --no-spec-draft-backend-sampling
@@ -220,7 +220,6 @@ REFUSED = {
     "there is no sleeping": "--sleep-idle-seconds",
     "there are no keys yet": "--api-key --api-key-file",
     "there are no such answers yet": "--cors-origins --cors-methods --cors-headers",
-    "there are no metrics yet": "--metrics",
 }
 
 

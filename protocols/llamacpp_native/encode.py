@@ -93,9 +93,11 @@ class NativeEncoder:
         return self._progress(event)
 
     def _progress(self, event: Started | Progress) -> bytes:
-        if not self._choices[event.choice].request.extras.progress or (progress := OutProgress.of(event)) is None:
+        extras = self._choices[event.choice].request.extras
+        if not extras.progress or (progress := OutProgress.of(event)) is None:
             return b""
-        return sse.message(_encode(self._head(event.choice, "", ()) | {"prompt_progress": progress}))
+        timings = {"timings": OutTimings.so_far(event)} if extras.timings else {}
+        return sse.message(_encode(self._head(event.choice, "", ()) | timings | {"prompt_progress": progress}))
 
     def _partial(self, frame: Frame, texts: Sequence[TextDelta | ReasoningDelta]) -> bytes:
         choice = self._choices[frame.choice]

