@@ -5,10 +5,10 @@ Everything that is wrong is an `InvalidRequest` that names the JSON path, what w
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from protocols.errors import InvalidRequest
@@ -42,6 +42,10 @@ def _string_or_object(value: object) -> str:
 
 STRING_OR_OBJECT = Discriminator(_string_or_object)
 """The same for a field that is a string or an object, whose tag is `OBJECT`."""
+
+
+ModelName = Annotated[str, BeforeValidator(lambda name: "" if name is None else name)]
+"""Of a body that need not name a model: null is as good as nothing."""
 
 
 def parse_json(body: bytes, expected: str = "JSON") -> Any:

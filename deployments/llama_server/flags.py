@@ -19,6 +19,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    cors_origins: str = "*"
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
     context: int = 0
     slots: int = -1
     batch_size: int = 2048
@@ -125,6 +131,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--tags",), "tags", _list),
     Flag(("--host",), "hosts", _list),
     Flag(("--port",), "port", int),
+    Flag(("--api-key",), "api_keys", _list),
+    Flag(("--api-key-file",), "api_key_file"),
+    Flag(("--cors-origins",), "cors_origins"),
+    Flag(("--cors-methods",), "cors_methods"),
+    Flag(("--cors-headers",), "cors_headers"),
+    Flag(("--cors-credentials",), "cors_credentials", value=True),
+    Flag(("--no-cors-credentials",), "cors_credentials", value=False),
     Flag(("-c", "--ctx-size"), "context", int),
     Flag(("-np", "--parallel"), "slots", int),
     Flag(("-b", "--batch-size"), "batch_size", int),
@@ -218,8 +231,6 @@ REFUSED = {
     "a connection is encrypted by the proxy before it": "--ssl-key-file --ssl-cert-file",
     "guesses are never made up here": "--spec-synth-len --spec-synth-rates",
     "there is no sleeping": "--sleep-idle-seconds",
-    "there are no keys yet": "--api-key --api-key-file",
-    "there are no such answers yet": "--cors-origins --cors-methods --cors-headers",
 }
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from backends.chat_template.builtin import BUILTIN
 from backends.llamacpp.settings import LlamaCppSettings
+from deployments.llama_server.access import CorsOptions
 from deployments.llama_server.flags import Options, UsageError
 from deployments.settings import ConfigError, parse
 from protocols.request import Sampling
@@ -43,6 +44,20 @@ def defaults(options: Options) -> Defaults:
         think_tokens=None if options.reasoning_budget < 0 else options.reasoning_budget,
         echo=options.verbose,
     )
+
+
+def api_keys(options: Options) -> tuple[str, ...]:
+    """Those of the command line, and a line each of the file. Raises `UsageError`."""
+    if options.api_key_file is None:
+        return options.api_keys
+    lines = _text("--api-key-file", options.api_key_file).splitlines()
+    if not (keys := tuple(line.strip() for line in lines if line.strip())):
+        raise UsageError(f"--api-key-file {options.api_key_file}: there is no key in it")
+    return (*options.api_keys, *keys)
+
+
+def cors(options: Options) -> CorsOptions:
+    return CorsOptions(options.cors_origins, options.cors_methods, options.cors_headers, options.cors_credentials)
 
 
 def model_settings(options: Options) -> LlamaCppSettings:
@@ -93,11 +108,15 @@ def _settings(options: Options, model: str) -> dict[str, Any]:
 def _chat_template(options: Options) -> str | None:
     """The text. `--chat-template` takes it, or the name of a well-known one."""
     if options.chat_template_file is not None:
-        try:
-            return Path(options.chat_template_file).read_text()
-        except OSError as error:
-            raise UsageError(f"--chat-template-file {options.chat_template_file}: {error.strerror}") from None
+        return _text("--chat-template-file", options.chat_template_file)
     return BUILTIN.get(options.chat_template or "", options.chat_template)
+
+
+def _text(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from None
 
 
 def _speculation(options: Options) -> dict[str, Any]:

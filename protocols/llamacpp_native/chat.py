@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from protocols.body import ModelName
 from protocols.codec import Call, Stamp
 from protocols.collect import Completion
 from protocols.errors import ErrorInfo
@@ -20,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _ChatBody(Body):
-    model: str = ""
+    model: ModelName = ""
 
 
 def decode_chat(body: bytes, request_id: str) -> Call[ChatOptions]:

@@ -104,6 +104,13 @@ async def test_several_answers_are_a_list(http: httpx.AsyncClient, fields: dict[
         assert mine[-1]["prompt"] == item["prompt"]
 
 
+@pytest.mark.parametrize("path", ["/completion", "/chat/completions"])
+async def test_a_model_of_null_is_none(http: httpx.AsyncClient, path: str) -> None:
+    asked = {"model": None, "prompt": "a", "messages": [{"role": "user", "content": "a"}], "n_predict": 1}
+    assert (await post(http, path, asked))["model"] == "m"
+    await post(http, "/tokenize", {"model": None, "content": "a"}, status=501)  # the fake has no tokenizer
+
+
 async def test_progress_goes_from_what_was_cached_to_all(http: httpx.AsyncClient) -> None:
     reports = [
         item["prompt_progress"]

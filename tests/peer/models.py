@@ -31,6 +31,7 @@ def stand_ins() -> Mapping[tuple[str | None, str | None], Path]:
         ("ggml-org/models", "bert-bge-small/ggml-model-f16.gguf"): _bert("bert", PoolingType.CLS),
         ("ggml-org/models", "jina-reranker-v1-tiny-en/ggml-model-f16.gguf"): _bert("reranker", PoolingType.RANK),
         ("ggml-org/tinygemma3-GGUF:Q8_0", None): demo,
+        (None, None): _infill(),
     }
 
 

@@ -25,8 +25,9 @@ def download(url: str, output_file_path: str | None = None) -> str:
 
 def start(server: Any, *args: Any, **options: Any) -> None:
     """With one thread: several servers share a machine, and threads that wait for each other waste it."""
+    # A server without a model would be llama.cpp's router: here it has a model all the same.
     path = stand_ins().get((server.model_hf_repo, server.model_hf_file))
-    if path is not None:
+    if path is not None and server.model_file is None:
         server.model_file, server.model_hf_repo, server.model_hf_file = str(path), None, None
     server.n_threads = 1
     _start(server, *args, **options)
