@@ -6,19 +6,23 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
+from backends import create
 from backends.base import BackendStartError
 from deployments import local
-from deployments.config import OurParts
 from deployments.http import build_app
 from deployments.llama_server.access import ApiKeys, Cors
 from deployments.llama_server.flags import Options, UsageError, parse
 from deployments.llama_server.pool import OneModelPool
 from deployments.llama_server.settings import api_keys, cors, defaults, model_settings
-from deployments.models import ModelEntry
+from deployments.llama_server.sleep import SleepingPool
+from deployments.models import ModelEntry, ModelPool
 from deployments.settings import GatewaySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -41,14 +45,28 @@ def main() -> None:
 async def serve(options: Options, settings: ModelSettings) -> None:
     """Until the process is told to stop. Raises `BackendStartError`, and `OSError` for an address that is not free."""
     names = sorted(options.aliases) or [Path(options.model or "").stem]
-    keys = api_keys(options)
     entry = ModelEntry(names[0], int(time.time()), aliases=tuple(names), tags=tuple(sorted(options.tags)))
-    parts = OurParts(GatewaySettings(), {entry.id: settings}, options.hosts[0], options.port)
-    async with local.running_backends(parts) as backends:
-        models = local.LocalPool(backends, {entry.id: settings.max_queued_requests})
+    keys = api_keys(options)
+    async with _models(entry.id, settings, options.sleep_after_s) as models:
         pool = OneModelPool(models, entry, defaults(options), show_slots=options.show_slots)
-        app = Cors(ApiKeys(build_app(pool, parts.gateway, echo_request_id=True), keys), cors(options))
-        await local.listen(app, options.hosts, options.port, lambda: logger.info("%s is ready", entry.id))
+        app = build_app(pool, GatewaySettings(), echo_request_id=True)
+        guarded = Cors(ApiKeys(app, keys), cors(options))
+        await local.listen(guarded, options.hosts, options.port, lambda: logger.info("%s is ready", entry.id))
+
+
+@asynccontextmanager
+async def _models(model: str, settings: ModelSettings, sleep_after_s: int) -> AsyncIterator[ModelPool]:
+    make, limit = partial(create, settings.backend), settings.max_queued_requests
+    if sleep_after_s >= 0:
+        sleeping = SleepingPool(make, model, limit, sleep_after_s)
+        await sleeping.start()
+        async with aclosing(sleeping):
+            yield sleeping
+    else:
+        backend = make()
+        await backend.start()
+        async with aclosing(backend):
+            yield local.LocalPool({model: backend}, {model: limit})
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str = "auto"
     reasoning_budget: int = -1
     show_slots: bool = True
+    sleep_after_s: int = -1
     verbose: bool = False
     max_tokens: int = -1
     ignore_eos: bool = False
@@ -172,6 +173,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--reasoning-budget",), "reasoning_budget", int),
     Flag(("--slots",), "show_slots", value=True),
     Flag(("--no-slots",), "show_slots", value=False),
+    Flag(("--sleep-idle-seconds",), "sleep_after_s", int),
     Flag(("-v", "--verbose", "--log-verbose"), "verbose", value=True),
     Flag(("-n", "--predict", "--n-predict"), "max_tokens", int),
     Flag(("--ignore-eos",), "ignore_eos", value=True),
@@ -230,7 +232,6 @@ REFUSED = {
     "no tools are run here": "--tools --tools-runtime --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --agent",
     "a connection is encrypted by the proxy before it": "--ssl-key-file --ssl-cert-file",
     "guesses are never made up here": "--spec-synth-len --spec-synth-rates",
-    "there is no sleeping": "--sleep-idle-seconds",
 }
 
 

@@ -230,7 +230,7 @@ def _props(card: ModelCard, model: str) -> bytes:
             "bos_token": card.bos_text,
             "eos_token": card.eos_text,
             "build_info": FINGERPRINT,
-            "is_sleeping": False,
+            "is_sleeping": card.asleep,
         }
     )
 
