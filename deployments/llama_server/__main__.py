@@ -18,6 +18,7 @@ from backends.base import BackendStartError
 from deployments import local
 from deployments.http import build_app
 from deployments.llama_server.access import ApiKeys, Cors
+from deployments.llama_server.bodies import LooseBodies
 from deployments.llama_server.flags import Options, UsageError, parse
 from deployments.llama_server.pool import OneModelPool
 from deployments.llama_server.settings import api_keys, cors, defaults, model_settings
@@ -49,7 +50,8 @@ async def serve(options: Options, settings: ModelSettings) -> None:
     keys = api_keys(options)
     async with _models(entry.id, settings, options.sleep_after_s) as models:
         pool = OneModelPool(models, entry, defaults(options), show_slots=options.show_slots)
-        app = build_app(pool, GatewaySettings(), echo_request_id=True)
+        gateway = GatewaySettings()
+        app = LooseBodies(build_app(pool, gateway, echo_request_id=True), entry.id, gateway.max_body_bytes)
         guarded = Cors(ApiKeys(app, keys), cors(options))
         await local.listen(guarded, options.hosts, options.port, lambda: logger.info("%s is ready", entry.id))
 
