@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 
@@ -34,6 +34,13 @@ FILES = (
 models, llama.cpp's own router, and the wording of its log."""
 
 
+class Outcome(NamedTuple):
+    """`message` is the first line of why a test failed or was skipped."""
+
+    result: Literal["passed", "failed", "skipped"]
+    message: str = ""
+
+
 class Expectations(msgspec.Struct, frozen=True):
     """`reasons`: by `file::test[case]`, or `file::test` for all its cases."""
 
@@ -56,8 +63,17 @@ class Expectations(msgspec.Struct, frozen=True):
         test = f"{file}::{case}"
         return self.reasons.get(test) or self.reasons.get(test.partition("[")[0])
 
-    def unseen(self, file: str, cases: Iterable[str]) -> list[str]:
-        """Tests that are expected to fail and are not among `cases`: the list is out of date."""
-        known = {name for case in cases for name in (case, case.partition("[")[0])}
-        tests = (test.partition("::")[2] for test in self.reasons if test.startswith(f"{file}::"))
-        return [test for test in tests if test not in known]
+    def faults(self, file: str, outcomes: Mapping[str, Outcome]) -> list[str]:
+        """What is not as expected, a line each: of the tests of `file`, by `test[case]`."""
+        faults = []
+        for case, outcome in outcomes.items():
+            expected = self.reason(file, case)
+            if outcome.result == "failed" and expected is None:
+                faults.append(f"{file}::{case} failed: {outcome.message}")
+            if outcome.result == "passed" and expected is not None:
+                faults.append(f"{file}::{case} passed, and is expected to fail: {expected}")
+        known = {name for case in outcomes for name in (case, case.partition("[")[0])}
+        listed = (test.partition("::")[2] for test in self.reasons if test.startswith(f"{file}::"))
+        return faults + [
+            f"{file}::{test} is expected to fail, and is not there" for test in listed if test not in known
+        ]
