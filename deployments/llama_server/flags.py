@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -253,7 +254,7 @@ class _Note(argparse.Action):
 
 class _Refuse(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        raise UsageError(f"{option_string} cannot be followed: {self.metavar}")
+        raise UsageError(f"{option_string} cannot be followed: {self.help}")
 
 
 class _Extend(argparse.Action):
@@ -279,20 +280,30 @@ _SAMPLING = "sampling."
 
 
 def _parser() -> _Parser:
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for prefix, flags in (("", FLAGS), (_SAMPLING, SAMPLING)):
+    parser = _Parser(
+        prog="tokenyard-llama-server",
+        usage="%(prog)s --model FILE [flag …]",
+        description="Serves one model in one process, by llama-server's flags.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--version", action="version", version=f"tokenyard {metadata.version('tokenyard')}")
+    for title, prefix, flags in (("flags", "", FLAGS), ("what requests get that do not say", _SAMPLING, SAMPLING)):
+        group = parser.add_argument_group(title)
         for flag in flags:
-            dest = prefix + flag.field
+            dest, metavar = prefix + flag.field, flag.field.upper()
             if flag.value is not None:
-                parser.add_argument(*flag.names, dest=dest, action="store_const", const=flag.value)
+                group.add_argument(*flag.names, dest=dest, action="store_const", const=flag.value)
             elif flag.repeatable:
-                parser.add_argument(*flag.names, dest=dest, action=_Extend, type=flag.kind)
+                group.add_argument(*flag.names, dest=dest, action=_Extend, type=flag.kind, metavar=metavar)
             else:
-                parser.add_argument(*flag.names, dest=dest, type=flag.kind)
-    parser.add_argument(*WITHOUT_MEANING, dest="without_meaning", action=_Note, nargs=0)
-    parser.add_argument(*WITHOUT_MEANING_AND_VALUE, dest="without_meaning", action=_Note)
+                group.add_argument(*flag.names, dest=dest, type=flag.kind, metavar=metavar)
+    group = parser.add_argument_group("flags without meaning here")
+    group.add_argument(*WITHOUT_MEANING, dest="without_meaning", action=_Note, nargs=0)
+    group.add_argument(*WITHOUT_MEANING_AND_VALUE, dest="without_meaning", action=_Note, metavar="VALUE")
+    group = parser.add_argument_group("flags that cannot be followed")
     for reason, names in REFUSED.items():
-        parser.add_argument(*names.split(), action=_Refuse, nargs="?", metavar=reason, dest="refused")
+        group.add_argument(*names.split(), action=_Refuse, nargs="?", help=reason, metavar="VALUE", dest="refused")
     return parser
 
 

@@ -61,6 +61,14 @@ def test_flags_without_meaning_are_noted_and_take_their_values_along() -> None:
     assert options.aliases == ("a",)
 
 
+@pytest.mark.parametrize(("flag", "words"), [("-h", "--ctx-size"), ("--version", "tokenyard ")])
+def test_help_is_there(flag: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([flag])
+    assert ended.value.code == 0
+    assert words in capsys.readouterr().out
+
+
 def test_no_flag_has_two_meanings() -> None:
     names = [name for flag in FLAGS for name in flag.names]
     names += [*WITHOUT_MEANING, *(name for line in REFUSED.values() for name in line.split())]
