@@ -219,8 +219,8 @@ WITHOUT_MEANING = """
 """Said for what is always so, as continuous batching and all tasks that a model does, or decided by the engine."""
 
 WITHOUT_MEANING_AND_VALUE = """
-    -tb --threads-batch --threads-http -td --threads-draft --spec-draft-threads -C --cpu-mask -Cr --cpu-range
-    --cpu-strict --prio --poll --numa -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -sps
+    --media-path -tb --threads-batch --threads-http -td --threads-draft --spec-draft-threads -C --cpu-mask -Cr
+    --cpu-range --cpu-strict --prio --poll --numa -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -sps
     --slot-prompt-similarity --cache-reuse -to --timeout -lv --verbosity --log-verbosity --log-colors
     --spec-draft-n-min --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft -sm --split-mode -mg
     --main-gpu
@@ -229,7 +229,7 @@ WITHOUT_MEANING_AND_VALUE = """
 REFUSED = {
     "the model is a file here: --model FILE": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -hfd --hf-repo-draft",
     "several models are served by `tokenyard serve`": "--models-dir --models-preset --models-max --models-autoload",
-    "there is no reading of images, sound or video": "-mm --mmproj -mmu --mmproj-url --media-path",
+    "there is no reading of images, sound or video": "-mm --mmproj -mmu --mmproj-url",
     "no tools are run here": "--tools --tools-runtime --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --agent",
     "a connection is encrypted by the proxy before it": "--ssl-key-file --ssl-cert-file",
     "guesses are never made up here": "--spec-synth-len --spec-synth-rates",

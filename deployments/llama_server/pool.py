@@ -50,14 +50,13 @@ class OneModelPool:
 
     def _completed(self, request: Request) -> Request:
         defaults = self._defaults
-        limits = [limit for limit in (request.max_tokens, defaults.max_tokens) if limit is not None]
         extras = request.extras
         return msgspec.structs.replace(
             request,
             model=self._entry.id,
             prompt=self._thinking(request.prompt),
             sampling=over(defaults.sampling, request.sampling),
-            max_tokens=min(limits, default=None),
+            max_tokens=defaults.max_tokens if request.max_tokens is None else request.max_tokens,
             ignore_eos=request.ignore_eos or defaults.ignore_eos,
             extras=msgspec.structs.replace(extras, echo=extras.echo or defaults.echo),
         )

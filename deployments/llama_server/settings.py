@@ -21,7 +21,7 @@ _TRAINED_CONTEXT = 2**24
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """For requests that say nothing of their own; `max_tokens` is also the most that they may ask for.
+    """For requests that say nothing of their own.
 
     `echo`: every answer shows what the engine made of its request.
     """

@@ -146,10 +146,10 @@ async def answers(asked: Defaults, path: str, *bodies: Any, show_slots: bool = T
     return found
 
 
-async def test_a_limit_is_a_default_and_a_bound() -> None:
+async def test_a_limit_is_for_those_that_have_none() -> None:
     bodies = [{"prompt": "x", **more} for more in ({}, {"n_predict": 3}, {"n_predict": 30}, {"n_predict": -1})]
     found = await answers(Defaults(max_tokens=8), "/completion", *bodies)
-    assert [answer.json()["tokens_predicted"] for answer in found] == [8, 3, 8, 8]
+    assert [answer.json()["tokens_predicted"] for answer in found] == [8, 3, 30, 8]
 
 
 async def test_a_request_goes_before_the_defaults() -> None:

@@ -26,9 +26,9 @@ MINUTES = 30
 
 
 def launcher() -> Path:
-    """The executable of this checkout, whatever is installed."""
+    """The executable of this checkout, whatever is installed, with the flags that the plugin adds."""
     path = WORK / "llama-server"
-    command = f'exec "{sys.executable}" -m deployments.llama_server "$@"'
+    command = f'exec "{sys.executable}" -m deployments.llama_server $PEER_FLAGS "$@"'
     path.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" {command}\n')
     path.chmod(0o755)
     return path
