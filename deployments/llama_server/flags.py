@@ -220,10 +220,10 @@ WITHOUT_MEANING = """
 
 WITHOUT_MEANING_AND_VALUE = """
     --media-path -tb --threads-batch --threads-http -td --threads-draft --spec-draft-threads -C --cpu-mask -Cr
-    --cpu-range --cpu-strict --prio --poll --numa -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -sps
-    --slot-prompt-similarity --cache-reuse -to --timeout -lv --verbosity --log-verbosity --log-colors
-    --spec-draft-n-min --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft -sm --split-mode -mg
-    --main-gpu
+    --cpu-range --cpu-strict --prio --poll --numa -ctxcp --ctx-checkpoints --swa-checkpoints -cms
+    --checkpoint-min-step -sps --slot-prompt-similarity --cache-reuse -to --timeout -lv --verbosity --log-verbosity
+    --log-colors --spec-draft-n-min --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft -sm --split-mode
+    -mg --main-gpu
 """.split()
 
 REFUSED = {
