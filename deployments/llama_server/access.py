@@ -45,15 +45,18 @@ class CorsOptions(msgspec.Struct, frozen=True):
 
 
 class Cors:
-    """Answers preflights, which bring no key, and says with every answer which page may read it."""
+    """Answers preflights, which bring no key, and says with every answer which page may read it.
+
+    The headers have the case that llama-server gives them: some of its clients look for no other.
+    """
 
     def __init__(self, app: ASGIApp, options: CorsOptions) -> None:
         self._app = app
         self._options = options
         self._preflight = [
-            (b"access-control-allow-credentials", b"true" if options.credentials else b"false"),
-            (b"access-control-allow-methods", options.methods.encode()),
-            (b"access-control-allow-headers", options.headers.encode()),
+            (b"Access-Control-Allow-Credentials", b"true" if options.credentials else b"false"),
+            (b"Access-Control-Allow-Methods", options.methods.encode()),
+            (b"Access-Control-Allow-Headers", options.headers.encode()),
             (b"content-length", b"0"),
         ]
 
@@ -62,7 +65,7 @@ class Cors:
             await self._app(scope, receive, send)
             return
         allowed = self._allowed(header(scope, b"origin"))
-        grant = [(b"access-control-allow-origin", allowed)] if allowed else []
+        grant = [(b"Access-Control-Allow-Origin", allowed)] if allowed else []
         if scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 200, "headers": [*grant, *self._preflight]})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
