@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from xml.etree import ElementTree
 
 from benchmarks.engine import llama_server
+from tests.deployments.local_server import free_port
 from tests.peer import models
 from tests.peer.expectations import FILES, Expectations, Outcome
 
@@ -34,7 +34,7 @@ def launcher() -> Path:
     return path
 
 
-def run_file(name: str, port: int, server: Path) -> dict[str, Outcome]:
+def run_file(name: str, server: Path) -> dict[str, Outcome]:
     """`test[case]` -> its outcome."""
     report, log = WORK / f"{name}.xml", WORK / f"{name}.log"
     report.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def run_file(name: str, port: int, server: Path) -> dict[str, Outcome]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tests)]),
         "LLAMA_SERVER_BIN_PATH": str(server),
-        "PORT": str(port),
+        "PORT": str(free_port()),
         "PYTHONUNBUFFERED": "1",
     }
     with log.open("w") as out:
@@ -68,17 +68,10 @@ def run(names: Sequence[str]) -> dict[str, dict[str, Outcome]]:
     """As many files at a time as there are cores."""
     server = launcher()
     workers = os.cpu_count() or 1
-    ports: SimpleQueue[int] = SimpleQueue()
-    for number in range(workers):
-        ports.put(8180 + 10 * number)
     printing = threading.Lock()
 
     def one(name: str) -> dict[str, Outcome]:
-        port = ports.get()
-        try:
-            outcomes = run_file(name, port, server)
-        finally:
-            ports.put(port)
+        outcomes = run_file(name, server)
         with printing:
             print(f"{name}: {_counts(outcomes)}", flush=True)
         return outcomes
