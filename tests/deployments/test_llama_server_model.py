@@ -63,10 +63,10 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], out: Pat
 def test_it_answers_on_every_address_as_its_flags_say(server: int) -> None:
     for host in hosts():
         url = f"http://[{host}]:{server}" if ":" in host else f"http://{host}:{server}"
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "Once"}).status_code == 401
+        assert httpx.post(f"{url}/completion", json={"prompt": "Once"}).status_code == 401
         key = {"authorization": "Bearer sesame"}
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Once"}, headers=key, timeout=60)
-        assert answer.json()["usage"]["completion_tokens"] == 4
+        answer = httpx.post(f"{url}/completion", json={"prompt": "Once"}, headers=key, timeout=60)
+        assert answer.json()["tokens_predicted"] == 4
         props = httpx.get(f"{url}/props", headers=key).json()
         assert (props["default_generation_settings"]["n_ctx"], props["total_slots"]) == (256, 2)
         assert props["model_alias"] == "SmolLM2-135M-Instruct.Q4_1"
