@@ -12,7 +12,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos test-vllm fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-vllm test-peer fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-clients: ## Try Claude Code and Codex against the server (from npm, once, 8
 	@$(install) $(DEV)
 	@$(BIN)/python -m tests.clients.packages
 	@$(BIN)/python -m pytest -ra tests/clients $(PYTEST_ARGS)
+
+test-peer: ## Run llama.cpp's own server tests against tokenyard-llama-server (fetched once, 30 MB)
+	@$(install) $(DEV)
+	@$(BIN)/python -m tests.peer
 
 lint: ## Check style, format and types
 	@$(install) $(DEV)

@@ -85,6 +85,7 @@ class HttpApp:
             "/completions": {"POST": self._generate(llamacpp_native.COMPLETION)},
             "/infill": {"POST": self._generate(llamacpp_native.INFILL)},
             "/chat/completions": {"POST": self._generate(llamacpp_native.CHAT)},
+            "/chat/completions/input_tokens": {"POST": asking.chat_input_tokens},
             "/embedding": {"POST": ask(questions.embeddings)},
             "/embeddings": {"POST": ask(questions.embeddings)},
             "/rerank": {"POST": ask(questions.rerank)},
@@ -256,7 +257,9 @@ def _now() -> int:
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:
-    return {"id": entry.id, "object": "model", "created": entry.created, "owned_by": "tokenyard"}
+    plain = {"id": entry.id, "object": "model", "created": entry.created, "owned_by": "tokenyard"}
+    named = {"aliases": entry.aliases, "tags": entry.tags} if entry.aliases or entry.tags else {}
+    return plain | named
 
 
 def _model_list(entries: Sequence[ModelEntry]) -> bytes:

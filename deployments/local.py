@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
 
 import uvicorn
 
@@ -17,6 +25,7 @@ from deployments.admission import Line
 from deployments.config import OurParts
 from deployments.http import build_app
 from deployments.local_http import GuardedProtocol
+from deployments.middleware import ASGIApp
 from deployments.models import ModelEntry, Offer
 from deployments.naming import NamedModels, offer
 from deployments.settings import queue_slots
@@ -101,21 +110,30 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
         offers = {name: offer(settings) for name, settings in parts.models.items()}
         pool = NamedModels(LocalPool(backends, limits, offers, parts.gateway.first_frame_timeout_s))
         app = build_app(pool, parts.gateway, echo_request_id=True)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                host=host,
-                port=port,
-                http=GuardedProtocol,
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
-        serving = asyncio.create_task(server.serve())
+        await listen(app, [host], port, on_ready)
+
+
+async def listen(app: ASGIApp, hosts: Sequence[str], port: int, on_ready: Callable[[], None]) -> None:
+    """Answers on all `hosts` until the process is interrupted. Raises `OSError` for an address that is not free."""
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(_socket(host, port)) for host in hosts]
+        serving = asyncio.create_task(server.serve(sockets=sockets))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
             on_ready()
         await serving
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)

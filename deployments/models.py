@@ -38,7 +38,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
 
     One that is not `ready` is being loaded; requests for it wait. `of` is the model that it is another name of, or a
-    part of; "" for one in its own right.
+    part of; "" for one in its own right. `aliases` are all names that are shown with it, `tags` words about it.
     """
 
     id: str
@@ -46,6 +46,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     ready: bool = True
     offer: Offer = Offer()
     of: str = ""
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def the_only_model(pool: ModelPool) -> str:

@@ -25,6 +25,7 @@ from protocols import anthropic_messages, llamacpp_native, openai_responses
 from protocols.calls import CountTokens
 from protocols.codec import Codec, Reader
 from protocols.llamacpp_native import questions
+from protocols.openai_shared import input_token_count
 from protocols.request import Request
 
 
@@ -80,6 +81,15 @@ class QuestionEndpoints:
                 answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), count)
             await send_json(send, 200, answer)
 
+    async def chat_input_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        codec, request_id, pool = llamacpp_native.CHAT, scope[REQUEST_ID], self._pool_of(scope)
+        async with errors_answered(send, codec, request_id):
+            call = codec.decode(await request_body(scope, receive, self._settings), request_id)
+            async with cancelled_when_client_leaves(receive):
+                tokens = await _count(pool, call.request)
+            await send_json(send, 200, input_token_count(tokens))
+
 
 async def _count(pool: ModelPool, request: Request) -> int:
-    return await pool.call(CountTokens(request.id, request.model, request))
+    model = request.model or the_only_model(pool)
+    return await pool.call(CountTokens(request.id, model, request))

@@ -15,6 +15,7 @@ from protocols.codec import Call, Stamp
 from protocols.errors import ErrorInfo, InternalError, InvalidRequest, NotFound, ServingError, Unavailable
 from protocols.events import Event, Failed, Frame
 from protocols.openai_responses import Recorder, ResponsesOptions, StoredResponse
+from protocols.openai_shared import input_token_count
 from protocols.request import Request
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class ResponseMemory:
         """How many tokens a body's prompt has. `count_tokens` asks its model."""
         call = await self.decode(body, request_id, owner)
         tokens = await count_tokens(call.request)
-        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+        return input_token_count(tokens)
 
     # --- what is stored ---
 

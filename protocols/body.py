@@ -6,10 +6,10 @@ Everything that is wrong is an `InvalidRequest` that names the JSON path, what w
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from protocols.errors import InvalidRequest, PayloadTooLarge
@@ -65,6 +65,9 @@ def _string_or_object(value: object) -> str:
 STRING_OR_OBJECT = Discriminator(_string_or_object)
 """The same for a field that is a string or an object, whose tag is `OBJECT`."""
 
+
+ModelName = Annotated[str, BeforeValidator(lambda name: "" if name is None else name)]
+"""Of a body that need not name a model: null is as good as nothing."""
 
 MAX_CONTAINERS = 2**16
 """Objects and lists of one body. One of three bytes takes a hundred in memory, and some 10 µs of everybody's time."""

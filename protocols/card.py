@@ -14,7 +14,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     inputs of `context_length`. `embedding_length` is how many numbers a vector has, and `pooling` how the vectors of
     an input's tokens become one: with "none" they do not, and an input has as many vectors as tokens.
     `path` is the model's file, `bos_text` and `eos_text` what its texts begin and end with, `sampling` what applies
-    where a request says nothing.
+    where a request says nothing. One that is `asleep` is not in memory, until it is asked for.
     """
 
     context_length: int
@@ -31,6 +31,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     bos_text: str = ""
     eos_text: str = ""
     sampling: Sampling = Sampling()
+    asleep: bool = False
 
 
 class BackendStats(msgspec.Struct, frozen=True):

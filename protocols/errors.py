@@ -109,7 +109,7 @@ class ContextOverflow(InvalidRequest):
     def of_item(cls, index: int, n_prompt_tokens: int, n_ctx: int, param: str) -> ContextOverflow:
         """One of several inputs, which has to be computed in one piece; `param` is the list they are in."""
         return cls(
-            f"Item {index} has {n_prompt_tokens} tokens, but this model takes at most {n_ctx} in one piece",
+            f"Item {index} is too large: it has {n_prompt_tokens} tokens, and this model takes {n_ctx} in one piece",
             param=f"{param}[{index}]",
             details={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
         )

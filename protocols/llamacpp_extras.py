@@ -41,6 +41,16 @@ class OutTimings(msgspec.Struct, frozen=True):
             draft_n_accepted=timings.draft_n_accepted if timings.draft_n else UNSET,
         )
 
+    @classmethod
+    def so_far(cls, event: Started | Progress) -> OutTimings:
+        """Of a prompt that is being computed."""
+        match event:
+            case Started():
+                cached, computed, ms = event.cached_tokens, 0, 0.0
+            case Progress():
+                cached, computed, ms = event.cached, event.processed - event.cached, event.ms
+        return cls.of(Timings(cached, computed, ms, predicted_n=0, predicted_ms=0.0))
+
 
 def _ratio(amount: float, per: float) -> float:
     """ "a one-token generation reports 0 rates, never null/inf" """

@@ -83,6 +83,11 @@ class OutUsage(msgspec.Struct, frozen=True):
         )
 
 
+def input_token_count(tokens: int) -> bytes:
+    """The answer to how many tokens a request's input is."""
+    return _encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+
 ChoiceT = TypeVar("ChoiceT")
 
 _encode = msgspec.json.Encoder().encode

@@ -75,7 +75,8 @@ class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChatPrompt(msgspec.Struct, frozen=True, tag="chat", omit_defaults=True):
     """Messages that the model's chat template turns into text.
 
-    With `continues`, the last message is the beginning of the assistant's answer, which goes on from there.
+    With `continues`, the last message is the beginning of the assistant's answer, which goes on from there. Without
+    `opens`, the text ends behind the last message, and does not begin an answer.
     """
 
     messages: tuple[Message, ...]
@@ -84,6 +85,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat", omit_defaults=True):
     tool_choice: ToolChoice = ToolChoice()
     reasoning: Reasoning = Reasoning()
     continues: bool = False
+    opens: bool = True
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="raw_text"):

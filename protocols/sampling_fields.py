@@ -125,6 +125,7 @@ class SamplingFields(Wire):
     # What comes with the answer.
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    verbose: bool | None = None
     sse_ping_interval: NaturalOrAll | None = None
     # Checked, and without a say in what the answer is.
     backend_sampling: bool | None = None
@@ -167,7 +168,11 @@ def request(
         stop_indent=fields.n_indent or 0,
         # -1 is "no limit".
         max_predict_ms=float(limit) if (limit := fields.t_max_predict_ms) is not None and limit >= 0 else None,
-        extras=Extras(progress=bool(fields.return_progress), timings=bool(fields.timings_per_token)),
+        extras=Extras(
+            echo=bool(fields.verbose),
+            progress=bool(fields.return_progress),
+            timings=bool(fields.timings_per_token),
+        ),
     )
 
 

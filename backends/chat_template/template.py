@@ -121,7 +121,7 @@ class ChatTemplate:
             return self._run(adapted(messages, prompt.tools, can), tools, generate, variables, now)
 
         if not prompt.continues:
-            return run(prompt.messages, True)
+            return run(prompt.messages, prompt.opens)
         *before, last = prompt.messages
         if not last.text and not last.reasoning:
             return run(before, True)
@@ -152,7 +152,8 @@ class ChatTemplate:
             "tools": tools or None,  # templates ask `is not none` and `if tools` alike
             "add_generation_prompt": generate,
         }
-        return self._sandbox.run(self._template, {**variables, **self._tokens, **given}, now, steps=steps)
+        today = {"date_string": now.strftime("%d %b %Y")}  # Llama 3's name for it; without one it is July 2024
+        return self._sandbox.run(self._template, {**today, **variables, **self._tokens, **given}, now, steps=steps)
 
 
 def _fallbacks(can: Abilities) -> tuple[Abilities, Abilities]:

@@ -94,7 +94,9 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
     batch_size = settings.embedding_batch_size or settings.micro_batch_size
     input_length = min(batch_size, model.trained_context)
     context_length = min(settings.context_length, model.trained_context) if generates else input_length
-    sources = {"default": model.chat_template, "tool_use": model.tool_use_template} if generates else {}
+    template = settings.chat_template or model.chat_template
+    tool_template = "" if settings.chat_template else model.tool_use_template
+    sources = {"default": template, "tool_use": tool_template} if generates else {}
     templates = ChatTemplates(sources, clock=datetime.now, bos_token=model.bos_text, eos_token=model.eos_text)
     open_embeddings = partial(
         EmbeddingContext,
@@ -115,7 +117,7 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         vocab_size=model.vocab_size,
         parameters=model.parameters,
         file_bytes=sum(part.stat().st_size for part in part_paths(path)),
-        chat_template=model.chat_template,
+        chat_template=template,
         tasks=use.tasks,
         embedding_length=model.embedding_length,
         pooling=use.pooling,
@@ -138,9 +140,7 @@ def _load(settings: LlamaCppSettings, model: Model, path: Path, resources: ExitS
         model,
         templates,
         infill=infill,
-        formats=OutputFormats.of(
-            model.chat_template, settings.tool_format or _told_format(templates), settings.reasoning_format
-        ),
+        formats=OutputFormats.of(template, settings.tool_format or _told_format(templates), settings.reasoning_format),
     )
     generating = _load_generating(settings, model, path, context_length, resources) if generates else None
     return Loaded(model, card, tokenizer, embedder, input_length, generating, resources)

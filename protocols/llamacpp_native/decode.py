@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from protocols.body import Wire, parse_object, validated
+from protocols.body import ModelName, Wire, parse_object, validated
 from protocols.codec import Call
 from protocols.errors import InvalidRequest
 from protocols.llamacpp_native.prompts import prompts
@@ -26,7 +26,7 @@ class NativeOptions(msgspec.Struct, frozen=True):
 
 
 class _Body(SamplingFields):
-    model: str = ""
+    model: ModelName = ""
     stream: bool | None = None
     logprobs: Natural | None = None
     return_tokens: bool | None = None

@@ -93,9 +93,11 @@ class NativeEncoder:
         return self._progress(event)
 
     def _progress(self, event: Started | Progress) -> bytes:
-        if not self._choices[event.choice].request.extras.progress or (progress := OutProgress.of(event)) is None:
+        extras = self._choices[event.choice].request.extras
+        if not extras.progress or (progress := OutProgress.of(event)) is None:
             return b""
-        return sse.message(_encode(self._head(event.choice, "", ()) | {"prompt_progress": progress}))
+        timings = {"timings": OutTimings.so_far(event)} if extras.timings else {}
+        return sse.message(_encode(self._head(event.choice, "", ()) | timings | {"prompt_progress": progress}))
 
     def _partial(self, frame: Frame, texts: Sequence[TextDelta | ReasoningDelta]) -> bytes:
         choice = self._choices[frame.choice]
@@ -126,7 +128,7 @@ class NativeEncoder:
     def _final(self, end: Finished) -> bytes:
         choice = self._choices[end.choice]
         # "stream mode sends it as last event and empties `content` and `tokens`"
-        final = _final(choice.request, choice.started, end, has_new_line=choice.has_new_line, stream=True)
+        final = final_object(choice.request, choice.started, end, has_new_line=choice.has_new_line, stream=True)
         return sse.message(_encode(_selected(final, self._options.fields)))
 
 
@@ -144,7 +146,7 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
     assert choice.finished is not None, "a collected choice has finished"
     text = choice.reasoning + choice.text
     end = msgspec.structs.replace(choice.finished, choice=choice.index)
-    final = _final(request, choice.started, end, has_new_line="\n" in text, stream=False)
+    final = final_object(request, choice.started, end, has_new_line="\n" in text, stream=False)
     final["content"] = text
     if options.tokens:
         final["tokens"] = choice.tokens
@@ -153,7 +155,7 @@ def _whole(choice: Choice, request: Request, options: NativeOptions) -> dict[str
     return final
 
 
-def _final(
+def final_object(
     request: Request,
     started: Started | None,
     end: Finished,
@@ -161,6 +163,7 @@ def _final(
     has_new_line: bool,
     stream: bool,
 ) -> dict[str, Any]:
+    """The last object of a choice, still without the text and the tokens of one that is not a stream."""
     echo = Echo("", request.sampling) if started is None or started.echo is None else started.echo
     echo = msgspec.structs.replace(echo, sampling=_seeded(echo.sampling))
     return {

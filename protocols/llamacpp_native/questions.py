@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, Tag
 
-from protocols.body import LIST, STRING, STRING_OR_LIST, Wire, parse_json, parse_object, validated
+from protocols.body import LIST, STRING, STRING_OR_LIST, ModelName, Wire, parse_json, parse_object, validated
 from protocols.calls import (
     Adapter,
     ApplyTemplate,
@@ -47,7 +47,7 @@ Content = Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST)
 
 
 class _Body(Wire):
-    model: str = ""
+    model: ModelName = ""
 
 
 # --- text and tokens ------------------------------------------------------------
@@ -230,7 +230,7 @@ def _props(card: ModelCard, model: str) -> bytes:
             "bos_token": card.bos_text,
             "eos_token": card.eos_text,
             "build_info": FINGERPRINT,
-            "is_sleeping": False,
+            "is_sleeping": card.asleep,
         }
     )
 

@@ -43,7 +43,9 @@ def decode(body: bytes, request_id: str, model: type[Body] = Body) -> Call[ChatO
     messages, continues = conversation(wire)
     tools, choice = _tools(wire)
     reasoning, template_kwargs = _reasoning(wire)
-    prompt = ChatPrompt(messages, tools, template_kwargs, choice, reasoning, continues)
+    closed = wire.messages[-1].role != "assistant" or wire.continue_final_message is False
+    opens = not closed or wire.add_generation_prompt is not False
+    prompt = ChatPrompt(messages, tools, template_kwargs, choice, reasoning, continues, opens)
     return Call(
         (
             request(

@@ -20,10 +20,9 @@ def conversation(wire: Body) -> tuple[tuple[Message, ...], bool]:
     wish = _continuation(wire.continue_final_message)
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant" or wish is False:
-        if wish or wire.add_generation_prompt is False:
+        if wish:
             raise InvalidRequest(
-                f"Nothing can be continued: '{path}' is no assistant message, or is not to be continued.",
-                param="continue_final_message" if wish else "add_generation_prompt",
+                f"Nothing can be continued: '{path}' is no assistant message.", param="continue_final_message"
             )
         return messages, False
     if wish and wire.add_generation_prompt:

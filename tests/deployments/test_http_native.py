@@ -104,6 +104,13 @@ async def test_several_answers_are_a_list(http: httpx.AsyncClient, fields: dict[
         assert mine[-1]["prompt"] == item["prompt"]
 
 
+@pytest.mark.parametrize("path", ["/completion", "/chat/completions"])
+async def test_a_model_of_null_is_none(http: httpx.AsyncClient, path: str) -> None:
+    asked = {"model": None, "prompt": "a", "messages": [{"role": "user", "content": "a"}], "n_predict": 1}
+    assert (await post(http, path, asked))["model"] == "m"
+    await post(http, "/tokenize", {"model": None, "content": "a"}, status=501)  # the fake has no tokenizer
+
+
 async def test_progress_goes_from_what_was_cached_to_all(http: httpx.AsyncClient) -> None:
     reports = [
         item["prompt_progress"]
@@ -111,6 +118,13 @@ async def test_progress_goes_from_what_was_cached_to_all(http: httpx.AsyncClient
         if "prompt_progress" in item
     ]
     assert [(item["processed"], item["total"], item["cache"]) for item in reports] == [(0, 2, 0), (2, 2, 0)]
+
+
+async def test_progress_comes_with_timings_where_those_are_asked_for(http: httpx.AsyncClient) -> None:
+    asked = {"prompt": "a b", "return_progress": True, "timings_per_token": True}
+    begun, done = [item["timings"] for item in await streamed(http, "/completion", asked) if "prompt_progress" in item]
+    assert (begun["prompt_n"], begun["prompt_ms"], begun["predicted_n"]) == (0, 0.0, 0)
+    assert (done["prompt_n"], done["predicted_n"]) == (2, 0)
 
 
 async def test_timings_come_with_each_token_where_they_are_asked_for(http: httpx.AsyncClient) -> None:

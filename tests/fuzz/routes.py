@@ -227,6 +227,7 @@ ROUTES: tuple[Route, ...] = (
     _post(
         "/chat/completions", "llamacpp", _CHAT, NativeChatBody, dialect=NativeChat(), decode=llamacpp_native.CHAT.decode
     ),
+    _post("/chat/completions/input_tokens", "llamacpp", _CHAT, NativeChatBody),
     _post(
         "/v1/responses", "openai", _RESPONSES, ResponsesBody, dialect=Responses(), decode=openai_responses.CODEC.decode
     ),

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from backends.chat_template import ChatTemplate, ChatTemplates
+from backends.chat_template.builtin import BUILTIN
+from backends.chat_template.template import CHATML
 from protocols.errors import InvalidRequest
 from protocols.request import ChatPrompt, ImagePart, Message, Reasoning, Role, TextPart, Tool, ToolCall, ToolChoice
 from tests.backends.chat_template import templates
@@ -264,6 +266,11 @@ def test_an_answer_goes_on_where_it_ends() -> None:
     assert render(templates.QWEN, HELLO, thought, continues=True).endswith("<assistant><think>Let me")
 
 
+def test_an_answer_need_not_be_begun() -> None:
+    opened = render(CHATML, HELLO)
+    assert opened == render(CHATML, HELLO, opens=False) + "<|im_start|>assistant\n"
+
+
 def test_what_cannot_be_continued_is_said() -> None:
     with pytest.raises(InvalidRequest, match="last message of the assistant"):
         render(templates.CHATML, HELLO, continues=True)
@@ -272,6 +279,21 @@ def test_what_cannot_be_continued_is_said() -> None:
 
 
 # --- variables, and what is refused ------------------------------------------------------------
+
+
+def test_the_day_has_the_names_that_templates_ask_for_and_clients_may_say_another() -> None:
+    source = "{{ messages[0].content }} {{ date_string }} {{ datetime }}"
+    assert render(source, HELLO) == "Hello 03 Feb 2026 Feb 03 2026"
+    assert render(source, HELLO, template_kwargs={"date_string": "then"}) == "Hello then Feb 03 2026"
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_known_templates_give_every_turn_its_role(name: str) -> None:
+    asked = (message("system", "S1"), HELLO, message("assistant", "A1"), message("user", "U2"))
+    text = render(BUILTIN[name], *asked)
+    places = [text.index(part.text) for part in asked]
+    assert places == sorted(places)
+    assert text.count("<|") > len(asked)
 
 
 def test_special_tokens_clock_and_kwargs() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
-from gguf import GGUFWriter, PoolingType, TokenType
+from gguf import GGUFReader, GGUFWriter, PoolingType, TokenType
 
 WIDTH = 32
 HEADS = 4
@@ -37,6 +39,31 @@ def _wordpiece() -> list[str]:
 WORDPIECE = _wordpiece()
 
 
+class Words(msgspec.Struct, frozen=True):
+    """A WordPiece vocabulary: its tokens, and which of them are the special ones."""
+
+    tokens: list[str]
+    pad: int = PAD
+    unknown: int = UNK
+    begin: int = CLS
+    end: int = SEP
+    mask: int = MASK
+
+
+OUR_WORDS = Words(WORDPIECE)
+
+
+def read_words(path: Path) -> Words:
+    """Those of a model's GGUF, or of one that has nothing but a vocabulary."""
+    fields = GGUFReader(path).fields
+
+    def value(name: str) -> Any:
+        return fields[f"tokenizer.ggml.{name}"].contents()
+
+    ids = ("padding_token_id", "unknown_token_id", "cls_token_id", "seperator_token_id", "mask_token_id")
+    return Words(value("tokens"), *map(value, ids))
+
+
 def _byte_letters() -> list[str]:
     """The letter byte-level BPE writes for each byte: itself where it can be seen, else one from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
@@ -51,16 +78,18 @@ BEGIN, END, END_OF_TURN, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, DECODER_SEP = range
 THE = _BPE.index("the")
 
 
-def _add_wordpiece(writer: GGUFWriter) -> None:
+def _add_wordpiece(writer: GGUFWriter, words: Words) -> None:
     writer.add_tokenizer_model("bert")
-    writer.add_token_list(WORDPIECE)
-    writer.add_token_types([TokenType.CONTROL if token in _BERT_SPECIAL else TokenType.NORMAL for token in WORDPIECE])
+    writer.add_token_list(words.tokens)
+    writer.add_token_types(
+        [TokenType.CONTROL if token in _BERT_SPECIAL else TokenType.NORMAL for token in words.tokens]
+    )
     writer.add_token_type_count(2)
-    writer.add_bos_token_id(CLS)
-    writer.add_unk_token_id(UNK)
-    writer.add_sep_token_id(SEP)
-    writer.add_pad_token_id(PAD)
-    writer.add_mask_token_id(MASK)
+    writer.add_bos_token_id(words.begin)
+    writer.add_unk_token_id(words.unknown)
+    writer.add_sep_token_id(words.end)
+    writer.add_pad_token_id(words.pad)
+    writer.add_mask_token_id(words.mask)
 
 
 def _add_bpe(writer: GGUFWriter, *, adds_bos: bool, adds_eos: bool) -> None:
@@ -83,21 +112,28 @@ def _add_bpe(writer: GGUFWriter, *, adds_bos: bool, adds_eos: bool) -> None:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def write_bert(folder: Path, name: str = "bert", *, pooling: PoolingType | None = PoolingType.MEAN) -> Path:
+def write_bert(
+    folder: Path,
+    name: str = "bert",
+    *,
+    pooling: PoolingType | None = PoolingType.MEAN,
+    words: Words = OUR_WORDS,
+    context: int = BERT_CONTEXT,
+) -> Path:
     """An encoder that reads a text both ways and has no KV cache. With pooling RANK it has a classification head.
 
     `pooling` None: the file does not say.
     """
-    writer = _writer(folder / f"{name}.gguf", "bert", BERT_CONTEXT)
+    writer = _writer(folder / f"{name}.gguf", "bert", context)
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
     if pooling is not None:
         writer.add_pooling_type(pooling)
-    _add_wordpiece(writer)
+    _add_wordpiece(writer, words)
     shapes = {
-        "token_embd.weight": (len(WORDPIECE), WIDTH),
+        "token_embd.weight": (len(words.tokens), WIDTH),
         "token_types.weight": (2, WIDTH),
-        "position_embd.weight": (BERT_CONTEXT, WIDTH),
+        "position_embd.weight": (context, WIDTH),
         **_normal("token_embd_norm"),
     }
     for layer in range(LAYERS):

@@ -20,7 +20,7 @@ from backends.prompts import Tokenizer
 from protocols.errors import InvalidRequest, NotSupported
 from protocols.request import ChatPrompt, InfillPrompt, Message, TextPart, TextPrompt, Tool, ToolCall
 from tests.backends.contract import chat
-from tests.backends.llamacpp.helpers import greedy
+from tests.backends.llamacpp.helpers import greedy, started
 from tests.protocols.captures import Recorded, turns
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ async def test_the_template_gives_what_is_counted(backend: LlamaCppBackend) -> N
     text = await backend.apply_template(prompt)
     assert "<|im_start|>user\nWhat is a fox?<|im_end|>" in text
     assert len(await backend.tokenize(text)) == await backend.count_tokens(greedy(prompt))
+
+
+async def test_a_template_of_the_settings_goes_before_the_files(demo_model: str) -> None:
+    async with started(demo_model, chat_template="{{ messages[0].content }}, it says") as backend:
+        assert await backend.apply_template(chat("Hello")) == "Hello, it says"
+        assert backend.card().chat_template == "{{ messages[0].content }}, it says"
 
 
 async def test_tools_and_results_under_a_template_without_them(backend: LlamaCppBackend) -> None:

@@ -459,6 +459,19 @@ def test_continue_final_message(fields: dict[str, Any], continues: bool) -> None
     assert chat(messages=[USER, ANSWER], **fields).continues is continues
 
 
+@pytest.mark.parametrize(
+    ("messages", "fields", "opens"),
+    [
+        ([USER], {}, True),
+        ([USER], {"add_generation_prompt": False}, False),
+        ([USER, ANSWER], {"add_generation_prompt": False, "continue_final_message": False}, False),
+        ([USER, ANSWER], {"add_generation_prompt": False}, True),  # it goes on
+    ],
+)
+def test_add_generation_prompt(messages: list[Any], fields: dict[str, Any], opens: bool) -> None:
+    assert chat(messages=messages, **fields).opens is opens
+
+
 def test_reasoning_is_continued() -> None:
     half = {"role": "assistant", "reasoning_content": "Hm"}
     assert chat(messages=[USER, half], continue_final_message="reasoning_content").continues
@@ -477,7 +490,6 @@ def test_reasoning_is_continued() -> None:
             "give only one",
         ),
         ({"continue_final_message": True}, "continue_final_message", "'messages[0]' is no assistant message"),
-        ({"add_generation_prompt": False}, "add_generation_prompt", "'messages[0]' is no assistant message"),
         ({"messages": [USER, ANSWER], "continue_final_message": 1}, "continue_final_message", "expected true, false"),
         ({"messages": [USER, ANSWER], "continue_final_message": [1]}, "continue_final_message", "expected true"),
     ],
