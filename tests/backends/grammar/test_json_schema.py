@@ -1,4 +1,4 @@
-"""Documents against the grammars of their schemas: read by our own matcher, and by llama.cpp, token by token."""
+"""Documents against the grammars of their schemas, read by our own matcher."""
 
 from __future__ import annotations
 
@@ -237,25 +237,6 @@ def check(reads: Reader, schema: Any, accepted: list[Any], rejected: list[Any]) 
 @pytest.mark.parametrize("name", CASES)
 def test_documents(name: str) -> None:
     check(matches, *CASES[name])
-
-
-@pytest.mark.model
-def test_documents_with_llama_cpp(model: Any) -> None:
-    from backends.llamacpp.grammar import Grammar, GrammarSpec
-
-    def reads(gbnf: str, text: str) -> bool:
-        grammar = Grammar(model, GrammarSpec(gbnf))
-        try:
-            for token in model.tokenize(text, add_special=False, parse_special=False).tolist():
-                if not grammar.allows(token):
-                    return False
-                grammar.accept(token)
-            return all(grammar.allows(token) for token in model.end_tokens)
-        finally:
-            grammar.close()
-
-    for case in CASES.values():
-        check(reads, *case)
 
 
 def test_white_space_is_bounded() -> None:
