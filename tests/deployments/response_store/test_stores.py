@@ -265,7 +265,7 @@ async def test_the_password_is_read_from_a_file_for_each_connection(tmp_path: Pa
             await until_socket(tmp_path / "socket")
             await store.get(["a"])
         password.write_text("of before\n")
-        with pytest.raises(StoreError, match="AuthenticationError"):
+        with pytest.raises(StoreError, match="invalid username-password pair"):
             await store.get(["a"])
         password.write_text("a secret\n")
         await store.put("a", b"one")
