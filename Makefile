@@ -11,7 +11,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test: ## Run the tests; PYTEST_ARGS="-k name"
 test-chaos: ## Kill replicas, gateways, the controller and a node under load
 	@$(install) $(DEV)
 	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s tests/chaos $(PYTEST_ARGS)
+
+test-k8s: ## Render and check the Kubernetes manifests and the images' steps (with kubectl, without a cluster)
+	@$(install) $(DEV),k8s
+	@K8S_IMAGES=1 $(BIN)/python -m pytest -ra tests/k8s $(PYTEST_ARGS)
 
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)
