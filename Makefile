@@ -34,7 +34,7 @@ test-chaos: ## Kill replicas, gateways, the controller and a node under load
 
 test-k8s: ## Render and check the Kubernetes manifests and the images' steps (with kubectl, without a cluster)
 	@$(install) $(DEV),k8s
-	@K8S_IMAGES=1 $(BIN)/python -m pytest -ra tests/k8s $(PYTEST_ARGS)
+	@K8S_LIVE=1 $(BIN)/python -m pytest -ra tests/k8s $(PYTEST_ARGS)
 
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)

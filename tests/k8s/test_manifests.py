@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.k8s import invariants, render
-from tests.k8s.cluster import Bundle
+from tests.k8s.cluster import Bundle, quantity
 from tests.k8s.render import K8S, OVERLAYS, Document
 
 EXTRA_COMPONENTS = ["gateway", "incremental-upgrade"]
@@ -82,6 +82,23 @@ def test_the_models_of_a_config_are_in_its_list() -> None:
         serve = yaml.safe_load((folder / "serve.yaml").read_text())
         models = {app["args"]["backend"]["model"] for app in serve["applications"] if "backend" in app["args"]}
         assert {model for model in models if model.startswith("/")} == fetched, name
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_capacity_table_is_what_the_pods_request(name: str) -> None:
+    bundle = Bundle(render.overlay(name))
+    running = [(pod.containers[0], 1) for pod in bundle.pods if not pod.name.startswith(("group", "Job"))]
+    running += [(bundle.ray_pods[0].containers[0], 1), (bundle.cluster["autoscalerOptions"], 1)]
+    running += [
+        (pod.containers[0], group["minReplicas"]) for pod, group in zip(bundle.ray_pods[1:], bundle.groups, strict=True)
+    ]
+    total: dict[str, float] = {"cpu": 0, "memory": 0, "nvidia.com/gpu": 0}
+    for container, times in running:
+        for key, amount in container["resources"]["requests"].items():
+            total[key] = total.get(key, 0) + quantity(amount) * times
+    row = next(line for line in (K8S / "README.md").read_text().splitlines() if line.startswith(f"| {name} |"))
+    gpus = f", {total['nvidia.com/gpu']:g} GPUs" if total["nvidia.com/gpu"] else ""
+    assert row.endswith(f"| {total['cpu']:g} cores, {total['memory'] / 2**30:g} GiB{gpus} |")
 
 
 # --- mistakes, each of which some rule finds --------------------------------------------------------------------------
