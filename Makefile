@@ -14,7 +14,7 @@ DEV := llamacpp,demo,dev
 .PHONY: help install serve test test-clients test-chaos test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Install into .venv; EXTRAS=llamacpp,demo
 	@$(install) $(EXTRAS)
