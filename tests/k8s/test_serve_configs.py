@@ -46,6 +46,14 @@ def models(raw: dict[str, Any]) -> dict[str, str]:
     return {app["name"]: "gpu" if local.on_gpu(app) else "cpu" for app in apps}
 
 
+def one_of_each(system: System) -> tuple[str, str]:
+    """A model on CPUs and one on a GPU, which answer."""
+    wanted = models(system.deploy("prod-mixed"))
+    on_cpu, on_gpu = (next(m for m, pool in wanted.items() if pool == kind) for kind in ("cpu", "gpu"))
+    assert system.answers(on_cpu) and system.answers(on_gpu)
+    return on_cpu, on_gpu
+
+
 @LIVE
 @pytest.mark.cluster
 @pytest.mark.model
@@ -67,9 +75,7 @@ def test_models_land_where_they_belong_and_answer(system: System, name: str) -> 
 def test_a_lost_GPU_node_leaves_the_models_on_CPUs_alone(system: System) -> None:
     from deployments import cluster
 
-    wanted = models(system.deploy("prod-mixed"))
-    on_cpu, on_gpu = (next(m for m, pool in wanted.items() if pool == kind) for kind in ("cpu", "gpu"))
-    assert system.answers(on_cpu) and system.answers(on_gpu)
+    on_cpu, on_gpu = one_of_each(system)
     before = cluster.replica_pids()[on_cpu]
     lost = [node for node in system.nodes.worker_nodes if node._ray_params.num_gpus]
     for node in lost:
@@ -91,9 +97,7 @@ def test_the_GCS_dies_and_comes_back_and_nobody_notices(system: System) -> None:
     """What `gcs-ft-redis` is for: what Ray knows is in Redis, so that a new GCS knows it too."""
     from deployments import cluster
 
-    wanted = models(system.deploy("prod-mixed"))
-    on_cpu, on_gpu = (next(m for m, pool in wanted.items() if pool == kind) for kind in ("cpu", "gpu"))
-    assert system.answers(on_cpu) and system.answers(on_gpu)
+    on_cpu, on_gpu = one_of_each(system)
     before = {name: pids for name, pids in cluster.replica_pids().items() if name in (on_cpu, "gateway")}
 
     long: list[Any] = []
