@@ -134,6 +134,10 @@ def system(folder: Path, first: str) -> Iterator[System]:
         environment.setenv("RAY_REDIS_ADDRESS", f"127.0.0.1:{store}")
         environment.setenv("RAY_REDIS_PASSWORD", PASSWORD)
         environment.setenv("RAY_external_storage_namespace", folder.name)
+        for name in ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT"):
+            environment.setenv(
+                f"RAY_SERVE_{name}", str(free_port())
+            )  # another Serve on this machine may have the usual
         export_ray_environment("haproxy")
         from ray.cluster_utils import Cluster
 
