@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments import ray_compat
 from deployments.app import DRAIN_S
-from deployments.settings import _FRONT, _RAY_DEFAULTS, GatewaySettings
+from deployments.settings import _FRONT, _RAY_DEFAULTS, GATEWAY_ENV, GatewaySettings
 from tests.k8s.cluster import INSTANCE, Bundle, Pod, environment, quantity, selects
 
 Rule = Callable[[Bundle], Iterator[str]]
@@ -100,7 +100,14 @@ def labels(bundle: Bundle) -> Iterator[str]:
 
 
 def data_plane(bundle: Bundle) -> Iterator[str]:
-    """Ray reads it at import, so a pod without it is a node that behaves otherwise."""
+    """Ray reads it at import, so a pod without it is a node that behaves otherwise.
+
+    A deployment's options in a config replace those of the code, so a gateway's own part has to be in both.
+    """
+    for app, deployment in bundle.deployments():
+        set_here = deployment.get("ray_actor_options", {}).get("runtime_env", {}).get("env_vars", {})
+        if deployment["name"] == "Gateway" and set_here != GATEWAY_ENV:
+            yield f"{app['name']}/Gateway: its variables are {set_here}, not {GATEWAY_ENV}"
     expected = _RAY_DEFAULTS | _FRONT["haproxy"]
     maps = {config["metadata"]["name"]: config["data"] for config in bundle.of_kind("ConfigMap")}
     for pod in bundle.ray_pods:

@@ -196,6 +196,10 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
         "data_plane",
         lambda d: _set(_environment(d), "RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),
     ),
+    "a gateway that lost its variables": (
+        "data_plane",
+        lambda d: _serve(d, 'RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP: "0"', ""),
+    ),
     "the operator's wget probe": ("probes", lambda d: _worker(d).pop("readinessProbe")),
     "a proxy on the head only": (
         "probes",
