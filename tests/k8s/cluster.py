@@ -48,6 +48,11 @@ def selects(labels: dict[str, str], selector: dict[str, Any]) -> bool:
     )
 
 
+def memory(group: dict[str, Any]) -> float:
+    """Bytes that Ray takes a node of the group to have."""
+    return quantity(group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
+
+
 class Bundle:
     def __init__(self, documents: list[Document]) -> None:
         self.documents = documents
@@ -105,7 +110,7 @@ class Bundle:
                 yield app, deployment
 
     def hosts(self, deployment: dict[str, Any]) -> list[dict[str, Any]]:
-        """The groups whose nodes can take a replica: labels, cores, GPUs."""
+        """The groups whose nodes can take a replica: labels, cores, GPUs, memory."""
         options = deployment.get("ray_actor_options", {})
         return [
             group
@@ -113,4 +118,5 @@ class Bundle:
             if options.get("label_selector", {}).items() <= group.get("labels", {}).items()
             and options.get("num_cpus", 1) <= float(group["resources"].get("CPU", 0))
             and options.get("num_gpus", 0) <= float(group["resources"].get("GPU", 0))
+            and options.get("memory", 0) <= memory(group)
         ]

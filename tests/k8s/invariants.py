@@ -217,6 +217,9 @@ def placement(bundle: Bundle) -> Iterator[str]:
             yield f"{name}: no group can take it"
         if backend.get("kind") == "llamacpp" and backend.get("threads") != options.get("num_cpus"):
             yield f"{name}: computes with {backend.get('threads')} threads on {options.get('num_cpus')} cores"
+        path = backend.get("model", "")
+        if backend.get("kind") == "llamacpp" and path.startswith("/models/") and not options.get("memory"):
+            yield f"{name}: takes memory that Ray knows nothing of"
         if backend.get("kind") == "vllm" and not options.get("num_gpus"):
             yield f"{name}: has no GPU"
         if deployment["name"] == "Gateway" and not options.get("num_cpus"):

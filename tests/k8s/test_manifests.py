@@ -230,6 +230,8 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
     ),
     "more cores offered than requested": ("sizes", lambda d: _set(_group(d, "cpu")["resources"], "CPU", "16")),
     "more threads than cores": ("placement", lambda d: _serve(d, "threads: 6", "threads: 16")),
+    "a model larger than a node": ("placement", lambda d: _serve(d, "memory: 1", "memory: 9")),
+    "a model of unknown size": ("placement", lambda d: _serve(d, "memory: 11811160064", "")),
     "a model for no group": ("placement", lambda d: _serve(d, "num_gpus: 1", "num_gpus: 8")),
     "a model on any node": ("placement", lambda d: _serve(d, "label_selector: {tokenyard.io/pool: gpu}", "")),
     "a model on no volume": ("placement", lambda d: _serve(d, "model: /models/", "model: /weights/")),
