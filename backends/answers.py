@@ -18,6 +18,7 @@ from protocols.calls import (
     GetStats,
     ModelCall,
     Question,
+    ReplicaStats,
     RerankRequest,
     RestoreSlot,
     SaveSlot,
@@ -49,7 +50,7 @@ async def _answer(backend: Backend, call: ModelCall) -> object:
         case GetCard():
             return backend.card()
         case GetStats():
-            return backend.stats()
+            return [ReplicaStats(backend.stats())]
         case GetSlots():
             return await backend.slots()
         case SaveSlot(slot=slot, filename=filename):

@@ -62,12 +62,24 @@ class ServeStatus:
             self._deployed = deployed
         return {
             name: Application(
-                ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app), self._offers.get(name, Offer())),
+                _entry(name, app, self._offers.get(name, Offer())),
                 _failure(app),
                 app.status in _GONE,
             )
             for name, app in applications.items()
         }
+
+
+def _entry(name: str, app: ApplicationStatusOverview, offer: Offer) -> ModelEntry:
+    states: Mapping[Any, int] = app.deployments[MODEL_DEPLOYMENT].replica_states
+    return ModelEntry(
+        name,
+        int(app.last_deployed_time_s),
+        _is_ready(app),
+        offer,
+        replicas=states.get("RUNNING", 0),
+        starting=states.get("STARTING", 0),
+    )
 
 
 def _failure(app: Any) -> str | None:

@@ -6,7 +6,9 @@ from deployments import channel
 from deployments.dispatch import Dispatcher
 from deployments.http import build_app
 from deployments.middleware import ASGIApp
+from deployments.monitor import Monitor
 from deployments.naming import NamedModels
+from deployments.ray_metrics import RayMetrics
 from deployments.settings import GatewaySettings
 
 
@@ -15,13 +17,20 @@ class GatewayReplica:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._metrics = RayMetrics()
 
     async def start(self) -> ASGIApp:
         self._hub = channel.ChannelHub(self._settings.stream_buffer_frames, self._settings.handover_after_s)
         channel.install_hub(self._hub)
         self._dispatcher = Dispatcher(self._settings, self._hub)
         self._dispatcher.catalog.start()
-        return build_app(NamedModels(self._dispatcher), self._settings, echo_request_id=False)
+        pool = NamedModels(self._dispatcher)
+        self._monitor = Monitor(pool, self._metrics)
+        return build_app(pool, self._settings, echo_request_id=False, monitor=self._monitor)
+
+    def report(self) -> None:
+        """Shows Ray the metrics that are not counted along the way; replicas show theirs themselves."""
+        self._metrics.show(self._monitor.gauges())
 
     async def aclose(self) -> None:
         channel.install_hub(None)

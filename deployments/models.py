@@ -35,7 +35,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
 
     One that is not `ready` is being loaded; requests for it wait. `of` is the model that it is another name of, or a
-    part of; "" for one in its own right.
+    part of; "" for one in its own right. `replicas` are running, and `starting` more are to come; one that is ready and
+    has none sleeps.
     """
 
     id: str
@@ -43,6 +44,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     ready: bool = True
     offer: Offer = Offer()
     of: str = ""
+    replicas: int = 1
+    starting: int = 0
 
 
 def the_only_model(pool: ModelPool) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from deployments import caller
+from deployments import caller, request_log
 from deployments.http_answers import (
     Endpoint,
     cancelled_when_client_leaves,
@@ -44,10 +44,12 @@ class QuestionEndpoints:
         """`codec` words the errors. The model stands in the body, or where there is none in the query."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            request_log.current().dialect = codec.name
             async with errors_answered(send, codec, scope[REQUEST_ID]):
                 ask = read(await request_body(scope, receive, self._limit), scope[REQUEST_ID])
                 model = ask.question.model or query_value(scope, "model") or the_only_model(self._pool)
                 question = msgspec.structs.replace(ask.question, model=model)
+                request_log.current().asks(model, codec.name, question.tag())
                 async with cancelled_when_client_leaves(receive):
                     answer = await self._pool.call(question)
                 await send_json(send, 200, ask.render(answer, model))
@@ -62,6 +64,7 @@ class QuestionEndpoints:
         codec, request_id = messages_codec(scope, self._settings), scope[REQUEST_ID]
         async with errors_answered(send, codec, request_id):
             call = codec.decode(await request_body(scope, receive, self._limit), request_id)
+            request_log.current().asks(call.request.model, codec.name, CountTokens.tag())
             async with cancelled_when_client_leaves(receive):
                 tokens = await self._count(call.request)
             await send_json(send, 200, anthropic_messages.token_count(tokens))
@@ -70,6 +73,7 @@ class QuestionEndpoints:
         request_id = scope[REQUEST_ID]
         async with errors_answered(send, openai_responses.CODEC, request_id):
             body = await request_body(scope, receive, self._limit)
+            request_log.current().asks("", openai_responses.CODEC.name, CountTokens.tag())
             async with cancelled_when_client_leaves(receive):
                 answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), self._count)
             await send_json(send, 200, answer)

@@ -31,7 +31,7 @@ async def test_an_unknown_path_is_404_and_says_what_there_is() -> None:
     assert error(response)["message"] == f"There is no /v1/nothing here. Routes: {routes}."
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/chat", "/V1/models", "//health", "/metrics"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/chat", "/V1/models", "//health", "/metrics/"])
 async def test_only_exact_paths_are_routes(path: str) -> None:
     exchange = await Exchange(app(), "GET", path).done()
     assert exchange.status == 404
