@@ -13,6 +13,7 @@ from protocols.calls import (
     EmbeddingRequest,
     EraseSlot,
     GetAdapters,
+    GetAllStats,
     GetCard,
     GetSlots,
     GetStats,
@@ -50,6 +51,8 @@ async def _answer(backend: Backend, call: ModelCall) -> object:
         case GetCard():
             return backend.card()
         case GetStats():
+            return backend.stats()
+        case GetAllStats():
             return [ReplicaStats(backend.stats())]
         case GetSlots():
             return await backend.slots()

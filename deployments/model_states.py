@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from deployments.models import ModelEntry, ModelPool
-from protocols.calls import GetStats, ReplicaStats
+from protocols.calls import GetAllStats, ReplicaStats
 from protocols.errors import ServingError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ class ModelStates:
             return None
         try:
             async with asyncio.timeout(WITHIN_S):
-                return tuple(await self._pool.call(GetStats("states", model)))
+                answers: list[ReplicaStats] = await self._pool.call(GetAllStats("states", model))
+                return tuple(answers)
         except TimeoutError:
             logger.warning("%s did not say within %g s how it is", model, WITHIN_S)
             self._silent_until[model] = self._clock() + SILENT_S

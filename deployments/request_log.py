@@ -77,9 +77,9 @@ class Record:
                 self.first_token_s = self.age_s
         if frame.events:
             first, last = frame.events[0], frame.events[-1]
-            if isinstance(first, Started):
+            if type(first) is Started:  # `isinstance` takes five times as long with these classes
                 self._start(first)
-            if isinstance(last, Finished):
+            if type(last) is Finished:
                 self._finish(last)
 
     def _start(self, start: Started) -> None:

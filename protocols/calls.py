@@ -202,7 +202,11 @@ class GetCard(Question[ModelCard], frozen=True, tag="card"):
     pass
 
 
-class GetStats(Question[list[ReplicaStats]], frozen=True, tag="stats"):
+class GetStats(Question[BackendStats], frozen=True, tag="stats"):
+    pass
+
+
+class GetAllStats(Question[list[ReplicaStats]], frozen=True, tag="all_stats"):
     everywhere: ClassVar[bool] = True
 
     @classmethod
@@ -271,6 +275,7 @@ ModelCall = (
     | ApplyTemplate
     | GetCard
     | GetStats
+    | GetAllStats
     | GetSlots
     | SaveSlot
     | RestoreSlot

@@ -109,8 +109,8 @@ async def test_every_answer_arrives_as_the_backend_gave_it(pool: ModelPool, back
     ranking = RerankRequest("r1", "m", "two", ("one two", "three"))
     assert await pool.call(ranking) == await backend.rerank(ranking)
     assert await pool.call(CountTokens("r1", "m", request(text="one two"))) == 3
-    (replica_stats,) = await pool.call(STATS)
-    assert replica_stats.stats.slots == 2
+    stats: BackendStats = await pool.call(STATS)
+    assert stats.slots == 2
     card = await pool.call(GetCard("r1", "m"))
     assert isinstance(card, ModelCard) and card == backend.card()
     assert await pool.call(GetSlots("r1", "m")) == await backend.slots()

@@ -220,6 +220,7 @@ def test_every_route_is_in_the_table() -> None:
     assert " ".join(routes) == (
         "/v1/chat/completions /v1/responses /v1/responses/input_tokens /v1/completions /v1/messages "
         "/v1/messages/count_tokens /v1/models /v1/embeddings /v1/rerank /v1/reranking /v1/health "
-        "/ /health /api/hello /models /completion /completions /infill /chat/completions /embedding /embeddings "
-        "/rerank /reranking /tokenize /detokenize /apply-template /props /slots /slots/{id} /lora-adapters"
+        "/ /health /api/hello /api/status /metrics /models /completion /completions /infill /chat/completions "
+        "/embedding /embeddings /rerank /reranking /tokenize /detokenize /apply-template /props /slots /slots/{id} "
+        "/lora-adapters"
     )

@@ -12,7 +12,7 @@ from backends.fake import FakeBackend, FakeSettings
 from deployments import model_states
 from deployments.model_states import ModelStates
 from deployments.models import ModelEntry
-from protocols.calls import AnswerT, GetStats, Question, ReplicaStats
+from protocols.calls import AnswerT, GetAllStats, Question, ReplicaStats
 from protocols.card import BackendStats
 from protocols.errors import Unavailable
 from protocols.llamacpp_native.metrics import Totals, metrics, text
@@ -57,7 +57,7 @@ STATS = BackendStats(
 )
 
 
-# --- llama.cpp's names --------------------------------------------------------------------------------------------------
+# --- llama.cpp's names ---------------------------------------------------------------------------------------------
 
 
 def test_llamacpps_metrics_count_replicas_together() -> None:
@@ -104,7 +104,7 @@ async def test_a_model_is_asked_for_by_its_names(backend: FakeBackend) -> None:
         assert (await http.get("/metrics", params={"model": "none"})).status_code == 404
 
 
-# --- the state of things ------------------------------------------------------------------------------------------------
+# --- the state of things -------------------------------------------------------------------------------------------
 
 
 async def test_the_status_says_how_each_model_is_doing() -> None:
@@ -152,7 +152,7 @@ async def test_many_looks_are_one() -> None:
     clock, pool = Clock(), Pool(ModelEntry("m", 7), reply=[ReplicaStats(STATS)])
     states = ModelStates(pool, clock)
     await asyncio.gather(*(states.look() for _ in range(10)))
-    assert pool.calls == [GetStats("states", "m")]
+    assert pool.calls == [GetAllStats("states", "m")]
     clock.now += model_states.KEPT_S
     await states.look()
     assert len(pool.calls) == 2
