@@ -157,7 +157,7 @@ def test_a_visit(served: Served, browser: Chromium, tmp_path: Path) -> None:
     assert browser.run("[...document.getElementById('model').options].map(o => o.value)") == ["first", "second"]
     shots = [browser.screenshot(tmp_path / "models.png")]
 
-    browser.run("document.getElementById('model').value = 'second'")
+    browser.run("document.getElementById('model').value = 'second'; document.getElementById('limit').value = 60")
     browser.run(focus("prompt"))
     browser.type("tell me <b>something</b>")
     browser.press_enter()
@@ -188,7 +188,9 @@ def iter_until_done(browser: Chromium, script: str) -> list[int]:
 
 def test_an_answer_can_be_stopped(served: Served, browser: Chromium) -> None:
     browser.open(served.url)
-    browser.run("sessionStorage.setItem('key', 'secret'); location.reload()")
+    browser.wait("document.querySelector('#note.error') !== null")
+    browser.run(focus("key"))
+    browser.type("secret")
     browser.wait("document.getElementById('model').options.length === 2")
     browser.run("document.getElementById('model').value = 'second'; document.getElementById('limit').value = 5000")
     browser.run("document.getElementById('prompt').value = 'go on'; document.getElementById('ask').requestSubmit()")
