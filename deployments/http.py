@@ -29,7 +29,7 @@ from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.monitor import Monitor
 from deployments.monitor_endpoints import MonitorEndpoints
 from deployments.question_endpoints import QuestionEndpoints, messages_codec
-from deployments.request_log import Record, RequestLog
+from deployments.request_log import RequestLog
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
 from deployments.stored_responses import stored_response_endpoints
@@ -196,9 +196,9 @@ class HttpApp:
                     frames = memory.recorded(call, stamp, owner, frames)
                 async with cancelled_when_client_leaves(receive):
                     if call.stream:
-                        await self._stream(codec, call, stamp, frames, send, record)
+                        await self._stream(codec, call, stamp, frames, send)
                     else:
-                        await self._complete(codec, call, stamp, frames, send, record)
+                        await self._complete(codec, call, stamp, frames, send)
 
         return endpoint
 
@@ -214,14 +214,9 @@ class HttpApp:
         return msgspec.structs.replace(call, requests=requests)
 
     async def _complete(
-        self,
-        codec: Codec[Any],
-        call: Call[Any],
-        stamp: Stamp,
-        frames: AsyncGenerator[Frame, None],
-        send: Send,
-        record: Record,
+        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
+        record = request_log.current()
         collector = BatchCollector([request.n for request in call.requests])
         async with aclosing(frames):
             async for frame in frames:
@@ -230,15 +225,9 @@ class HttpApp:
         await send_json(send, 200, codec.render(call, stamp, collector.result()))
 
     async def _stream(
-        self,
-        codec: Codec[Any],
-        call: Call[Any],
-        stamp: Stamp,
-        frames: AsyncGenerator[Frame, None],
-        send: Send,
-        record: Record,
+        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
-        encoder = codec.encoder(call, stamp)
+        record, encoder = request_log.current(), codec.encoder(call, stamp)
         async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
             try:
                 async with aclosing(frames):

@@ -309,6 +309,11 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "not replaced",
     ]
     assert status["up"].entry == ModelEntry("up", 12)
+    assert {name: (app.entry.replicas, app.entry.starting) for name, app in list(status.items())[:3]} == {
+        "up": (1, 0),
+        "asleep": (0, 0),
+        "loading": (0, 1),
+    }
 
 
 async def test_what_serve_loses_sight_of_is_still_there(
