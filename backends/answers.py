@@ -13,11 +13,13 @@ from protocols.calls import (
     EmbeddingRequest,
     EraseSlot,
     GetAdapters,
+    GetAllStats,
     GetCard,
     GetSlots,
     GetStats,
     ModelCall,
     Question,
+    ReplicaStats,
     RerankRequest,
     RestoreSlot,
     SaveSlot,
@@ -50,6 +52,8 @@ async def _answer(backend: Backend, call: ModelCall) -> object:
             return backend.card()
         case GetStats():
             return backend.stats()
+        case GetAllStats():
+            return [ReplicaStats(backend.stats())]
         case GetSlots():
             return await backend.slots()
         case SaveSlot(slot=slot, filename=filename):

@@ -22,6 +22,8 @@ from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
 from deployments.models import MODEL_DEPLOYMENT
+from deployments.monitor import replica_samples
+from deployments.ray_metrics import RayMetrics
 from deployments.replica import Replica
 from deployments.resources import replica_options
 from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
@@ -40,7 +42,7 @@ DRAIN_S = 600.0
 def _log_with_serve() -> None:
     """Send this project's log lines where Serve's go: the replica's own file, and the dashboard."""
     serve_log = logging.getLogger("ray.serve")
-    for package in ("protocols", "backends", "deployments"):
+    for package in ("protocols", "backends", "deployments", "tokenyard"):
         log = logging.getLogger(package)
         log.handlers = list(serve_log.handlers)
         log.setLevel(serve_log.level)
@@ -54,7 +56,13 @@ class _Model(Replica):
         _log_with_serve()
         name = serve.get_replica_context().replica_id.unique_id
         super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]
+        self._metrics = RayMetrics()
+        self._of = serve.get_replica_context().app_name, name
         await self.start()
+
+    async def check_health(self) -> None:
+        await super().check_health()
+        self._metrics.show(list(replica_samples(*self._of, self.stats())))
 
     async def __del__(self) -> None:
         await self.aclose()
@@ -76,11 +84,15 @@ class _Gateway:
 
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         _log_with_serve()
+        logging.getLogger("tokenyard.request").disabled = not settings.request_log
         self._gateway = GatewayReplica(settings)
         self._app = await self._gateway.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
+
+    async def check_health(self) -> None:
+        self._gateway.report()
 
     async def __del__(self) -> None:
         await self._gateway.aclose()

@@ -65,7 +65,7 @@ class ServeStatus:
             self._deployed = deployed
         return {
             name: Application(
-                ModelEntry(name, int(app.last_deployed_time_s), _is_ready(app), self._offers.get(name, Offer())),
+                _entry(name, app, self._offers.get(name, Offer())),
                 self._failure(name, app),
                 app.status in _GONE,
             )
@@ -86,6 +86,18 @@ class ServeStatus:
         now = time.monotonic()
         since = self._failing_since.setdefault(name, now)
         return str(model.message or app.message) if gave_up or now - since >= BELIEVED_AFTER_S else None
+
+
+def _entry(name: str, app: ApplicationStatusOverview, offer: Offer) -> ModelEntry:
+    states: Mapping[Any, int] = app.deployments[MODEL_DEPLOYMENT].replica_states
+    return ModelEntry(
+        name,
+        int(app.last_deployed_time_s),
+        _is_ready(app),
+        offer,
+        replicas=states.get("RUNNING", 0),
+        starting=states.get("STARTING", 0),
+    )
 
 
 def _is_ready(app: ApplicationStatusOverview) -> bool:

@@ -27,7 +27,7 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 
-from deployments import ray_compat
+from deployments import ray_compat, request_log
 from deployments.admission import Lines
 from deployments.asks import Asks
 from deployments.catalog import MODEL_DEPLOYMENT, Catalog
@@ -149,6 +149,7 @@ class Dispatcher:
                                 yield shown
                 except ServingError as error:
                     pause_s = journey.lost(error)
+                    request_log.current().moves += 1
                     self.catalog.require_startable(request.model)
                     await asyncio.sleep(pause_s)
 

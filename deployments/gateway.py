@@ -6,7 +6,9 @@ from deployments import asks, channel
 from deployments.dispatch import Dispatcher
 from deployments.http import build_app
 from deployments.middleware import ASGIApp
+from deployments.monitor import Monitor
 from deployments.naming import NamedModels
+from deployments.ray_metrics import RayMetrics
 from deployments.routing.policy import PolicyOptions
 from deployments.settings import GatewaySettings
 
@@ -16,6 +18,7 @@ class GatewayReplica:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._metrics = RayMetrics()
 
     async def start(self) -> ASGIApp:
         settings = self._settings
@@ -28,7 +31,13 @@ class GatewayReplica:
         self._asks.start()
         self._dispatcher = Dispatcher(settings, self._hub, self._asks)
         self._dispatcher.catalog.start()
-        return build_app(NamedModels(self._dispatcher), self._settings, echo_request_id=False)
+        pool = NamedModels(self._dispatcher)
+        self._monitor = Monitor(pool, self._metrics)
+        return build_app(pool, self._settings, echo_request_id=False, monitor=self._monitor)
+
+    def report(self) -> None:
+        """Shows Ray the metrics that are not counted along the way; replicas show theirs themselves."""
+        self._metrics.show(self._monitor.gauges())
 
     async def aclose(self) -> None:
         channel.install_hub(None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from deployments import caller, fan_out, granted, response_store
+from deployments import caller, fan_out, granted, request_log, response_store
 from deployments.access import Access
 from deployments.cors import Cors
 from deployments.event_stream import EventStream
@@ -28,7 +28,10 @@ from deployments.http_answers import (
 )
 from deployments.middleware import REQUEST_ID, ASGIApp, Receive, RequestId, Scope, Send
 from deployments.models import ModelEntry, ModelPool, the_only_model
+from deployments.monitor import Monitor
+from deployments.monitor_endpoints import MonitorEndpoints
 from deployments.question_endpoints import QuestionEndpoints, messages_codec
+from deployments.request_log import RequestLog
 from deployments.responses import ResponseMemory
 from deployments.settings import GatewaySettings
 from deployments.stored_responses import stored_response_endpoints
@@ -57,13 +60,14 @@ ALLOWED = "tokenyard.allowed_methods"
 class HttpApp:
     """The route table. Every public path is on this screen; nothing reaches an engine by default."""
 
-    def __init__(self, pool: ModelPool, settings: GatewaySettings) -> None:
+    def __init__(self, pool: ModelPool, settings: GatewaySettings, monitor: Monitor | None = None) -> None:
         self._pool = pool
         self._pool_of = functools.partial(granted.pool_of, pool, settings)
         self._settings = settings
         self._memory = ResponseMemory(response_store.create(settings.response_store))
         asking = QuestionEndpoints(self._pool_of, self._memory, settings)
         ask = asking.ask
+        looking = MonitorEndpoints(monitor or Monitor(pool))
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
@@ -77,9 +81,11 @@ class HttpApp:
             "/v1/reranking": {"POST": ask(questions.rerank, openai_chat.CODEC)},
             "/v1/health": {"GET": self._health},
             # Without a prefix, everything is in the manner of llama.cpp.
-            "/": {"GET": self._hello},
+            "/": {"GET": looking.home},
             "/health": {"GET": self._health},
             "/api/hello": {"GET": self._hello},  # Claude Code looks here whether anybody is at home
+            "/api/status": {"GET": looking.status},
+            "/metrics": {"GET": looking.metrics},
             "/models": {"GET": self._models},
             "/completion": {"POST": self._generate(llamacpp_native.COMPLETION)},
             "/completions": {"POST": self._generate(llamacpp_native.COMPLETION)},
@@ -115,6 +121,7 @@ class HttpApp:
             allow = [(b"allow", ", ".join(scope[ALLOWED]).encode())] if ALLOWED in scope else []
             await send_error(send, error, dialect_of(scope), scope[REQUEST_ID], allow)
         except ClientGone:
+            request_log.current().outcome = request_log.CLIENT_GONE
             logger.debug("request %s: the client left", scope[REQUEST_ID])
 
     def _endpoint(self, scope: Scope) -> Endpoint:
@@ -178,6 +185,8 @@ class HttpApp:
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             request_id, owner, pool = scope[REQUEST_ID], caller.owner(scope), self._pool_of(scope)
+            record = request_log.current()
+            record.dialect = codec.name
             async with errors_answered(send, codec, request_id):
                 body = await request_body(scope, receive, self._settings)
                 if memory is None:
@@ -185,6 +194,7 @@ class HttpApp:
                 else:
                     call = await memory.decode(body, request_id, owner)
                 call = _addressed(call, pool, caller.session(scope), caller.timeout_s(scope))
+                record.asks(call.requests[0].model, codec.name, request_log.GENERATE, call.stream)
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
                 frames = fan_out.stream(pool.stream, call)
                 if memory is not None:
@@ -200,20 +210,23 @@ class HttpApp:
     async def _complete(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
+        record = request_log.current()
         collector = BatchCollector([request.n for request in call.requests])
         async with aclosing(frames):
             async for frame in frames:
+                record.observe(frame)
                 collector.feed_frame(frame)
         await send_json(send, 200, codec.render(call, stamp, collector.result()))
 
     async def _stream(
         self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
     ) -> None:
-        encoder = codec.encoder(call, stamp)
+        record, encoder = request_log.current(), codec.encoder(call, stamp)
         async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
             try:
                 async with aclosing(frames):
                     async for frame in frames:
+                        record.observe(frame)
                         await out.write(frame)
             except ClientTooSlow as error:
                 logger.warning("request %s: cut off: %s", call.requests[0].id, error.message)
@@ -221,13 +234,16 @@ class HttpApp:
             except ServingError as error:
                 if not out.started:
                     raise
+                record.failed(error)
                 await out.fail(error)
             except Exception:
                 if not out.started:
                     raise
                 # Headers are out, so the error travels as the dialect's own event; the detail goes to the log.
                 logger.exception("request %s failed mid-stream", call.requests[0].id)
-                await out.fail(InternalError(InternalError.PUBLIC_MESSAGE))
+                failure = InternalError(InternalError.PUBLIC_MESSAGE)
+                record.failed(failure)
+                await out.fail(failure)
 
 
 def _addressed(call: Call[Any], pool: ModelPool, session: str | None, timeout_s: float | None) -> Call[Any]:
@@ -266,6 +282,10 @@ def _model_list(entries: Sequence[ModelEntry]) -> bytes:
     return msgspec.json.encode({"object": "list", "data": [_openai_model(entry) for entry in entries]})
 
 
-def build_app(pool: ModelPool, settings: GatewaySettings, *, echo_request_id: bool) -> ASGIApp:
+def build_app(
+    pool: ModelPool, settings: GatewaySettings, *, echo_request_id: bool, monitor: Monitor | None = None
+) -> ASGIApp:
     """Raises `ConfigError` if a file that the settings name cannot be used."""
-    return RequestId(Cors(Access(HttpApp(pool, settings), settings), settings.cors), echo=echo_request_id)
+    monitor = monitor or Monitor(pool)
+    allowed = Cors(Access(HttpApp(pool, settings, monitor), settings), settings.cors)
+    return RequestId(RequestLog(allowed, monitor), echo=echo_request_id)

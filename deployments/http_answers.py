@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
-from deployments import content_encoding
+from deployments import content_encoding, request_log
 from deployments.middleware import Message, Receive, Scope, Send, read_body
 from deployments.settings import GatewaySettings
 from protocols import anthropic_messages, llamacpp_native, openai_chat
@@ -59,10 +59,16 @@ def json_endpoint(answer: Callable[[Scope], Awaitable[bytes]]) -> Endpoint:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    await send_body(send, status, JSON, body, headers)
+
+
+async def send_body(
+    send: Send, status: int, content_type: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     start: Message = {
         "type": "http.response.start",
         "status": status,
-        "headers": [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers],
+        "headers": [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers],
     }
     await send(start)
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -71,6 +77,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Sequence[tupl
 async def send_error(
     send: Send, error: ServingError, codec: Codec[Any], request_id: str, extra: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
+    request_log.current().failed(error)
     headers = list(extra)
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))

@@ -21,6 +21,7 @@ import uvicorn
 from backends import create
 from backends.answers import answer
 from backends.base import Backend
+from deployments import request_log
 from deployments.admission import Line
 from deployments.config import OurParts
 from deployments.http import build_app
@@ -105,6 +106,10 @@ async def running_backends(parts: OurParts) -> AsyncIterator[dict[str, Backend]]
 
 async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], None]) -> None:
     """Serves until the process is interrupted."""
+    if parts.gateway.request_log:
+        requests = request_log.logger
+        requests.setLevel(logging.INFO)
+        requests.addHandler(logging.StreamHandler())
     async with running_backends(parts) as backends:
         limits = {name: settings.max_queued_requests for name, settings in parts.models.items()}
         offers = {name: offer(settings) for name, settings in parts.models.items()}

@@ -39,6 +39,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     One that is not `ready` is being loaded; requests for it wait. `of` is the model that it is another name of, or a
     part of; "" for one in its own right. `aliases` are all names that are shown with it, `tags` words about it.
+    `replicas` are running, and `starting` more are to come; one that is ready and has none sleeps.
     """
 
     id: str
@@ -48,6 +49,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     of: str = ""
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    replicas: int = 1
+    starting: int = 0
 
 
 def the_only_model(pool: ModelPool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from deployments import caller
+from deployments import caller, request_log
 from deployments.http_answers import (
     Endpoint,
     cancelled_when_client_leaves,
@@ -49,11 +49,13 @@ class QuestionEndpoints:
         """`codec` words the errors. The model stands in the body, or where there is none in the query."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            request_log.current().dialect = codec.name
             async with errors_answered(send, codec, scope[REQUEST_ID]):
                 pool = self._pool_of(scope)
                 ask = read(await request_body(scope, receive, self._settings), scope[REQUEST_ID])
                 model = ask.question.model or query_value(scope, "model") or the_only_model(pool)
                 question = msgspec.structs.replace(ask.question, model=model)
+                request_log.current().asks(model, codec.name, question.tag())
                 async with cancelled_when_client_leaves(receive):
                     answer = await pool.call(question)
                 await send_json(send, 200, ask.render(answer, model))
@@ -68,6 +70,7 @@ class QuestionEndpoints:
         codec, request_id = messages_codec(scope, self._settings), scope[REQUEST_ID]
         async with errors_answered(send, codec, request_id):
             call = codec.decode(await request_body(scope, receive, self._settings), request_id)
+            request_log.current().asks(call.request.model, codec.name, CountTokens.tag())
             async with cancelled_when_client_leaves(receive):
                 tokens = await _count(self._pool_of(scope), call.request)
             await send_json(send, 200, anthropic_messages.token_count(tokens))
@@ -77,6 +80,7 @@ class QuestionEndpoints:
         async with errors_answered(send, openai_responses.CODEC, request_id):
             body = await request_body(scope, receive, self._settings)
             count = partial(_count, self._pool_of(scope))
+            request_log.current().asks("", openai_responses.CODEC.name, CountTokens.tag())
             async with cancelled_when_client_leaves(receive):
                 answer = await self._memory.input_tokens(body, request_id, caller.owner(scope), count)
             await send_json(send, 200, answer)

@@ -147,6 +147,11 @@ class GatewaySettings(_Settings):
     response_store: ResponseStoreSettings = Field(
         SqliteStoreSettings(), description="Where the Responses API keeps what it stores."
     )
+    request_log: bool = Field(
+        True,
+        description="One line of JSON for each request: ids, tokens, times and outcome, never what was said. "
+        "`serve --local` writes it to standard error, Serve to the logs of the gateway.",
+    )
     step_channel: bool = Field(
         True, description="False sends tokens over Serve's handle stream only: slower, same result."
     )

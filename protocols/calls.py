@@ -38,6 +38,11 @@ class Question(Asked, Generic[AnswerT], frozen=True, omit_defaults=True):
     model: str
 
     @classmethod
+    def tag(cls) -> str:
+        """The question's name."""
+        return str(cls.__struct_config__.tag)
+
+    @classmethod
     def answer_type(cls) -> Any:
         """What its answer is: `list[Embedding]`, `None`, …"""
         (base,) = cls.__orig_bases__  # type: ignore[attr-defined]  # PEP 560; type stubs leave it out
@@ -85,6 +90,13 @@ class Piece(msgspec.Struct, frozen=True):
 
     token: int
     data: bytes
+
+
+class ReplicaStats(msgspec.Struct, frozen=True):
+    """How one `replica` is doing; "" is the only one there is."""
+
+    stats: BackendStats
+    replica: str = ""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -180,6 +192,18 @@ class ApplyTemplate(Question[str], frozen=True, tag="apply_template"):
     prompt: ChatPrompt
 
 
+OfReplicaT = TypeVar("OfReplicaT", ReplicaStats, SlotState)
+
+
+def _by_replica(answers: Sequence[tuple[str, list[OfReplicaT]]]) -> list[OfReplicaT]:
+    """All of them, each with the name of its replica, in the order of the names."""
+    return [
+        msgspec.structs.replace(state, replica=replica)
+        for replica, states in sorted(answers, key=lambda answer: answer[0])
+        for state in states
+    ]
+
+
 class GetCard(Question[ModelCard], frozen=True, tag="card"):
     pass
 
@@ -188,16 +212,20 @@ class GetStats(Question[BackendStats], frozen=True, tag="stats"):
     pass
 
 
+class GetAllStats(Question[list[ReplicaStats]], frozen=True, tag="all_stats"):
+    everywhere: ClassVar[bool] = True
+
+    @classmethod
+    def merged(cls, answers: Sequence[tuple[str, list[ReplicaStats]]]) -> list[ReplicaStats]:
+        return _by_replica(answers)
+
+
 class GetSlots(Question[list[SlotState]], frozen=True, tag="slots"):
     everywhere: ClassVar[bool] = True
 
     @classmethod
     def merged(cls, answers: Sequence[tuple[str, list[SlotState]]]) -> list[SlotState]:
-        return [
-            msgspec.structs.replace(state, replica=replica)
-            for replica, states in sorted(answers, key=lambda answer: answer[0])
-            for state in states
-        ]
+        return _by_replica(answers)
 
 
 class SaveSlot(Question[SlotFile], frozen=True, tag="save_slot"):
@@ -253,6 +281,7 @@ ModelCall = (
     | ApplyTemplate
     | GetCard
     | GetStats
+    | GetAllStats
     | GetSlots
     | SaveSlot
     | RestoreSlot

@@ -72,7 +72,7 @@ def listed(items: Sequence[dict[str, Any]], bare: str) -> tuple[dict[str, Any], 
 
 
 def _listed(item: dict[str, Any], bare: str, index: int) -> dict[str, Any]:
-    type_ = item.get("type") or "message"
+    type_ = "message" if item.get("type") is None else item["type"]
     prefix = _ID_PREFIX.get(type_, "item")
     item = {**item, "type": type_, "id": item.get("id") or f"{prefix}_{bare}_i{index}"}
     if type_ == "message" and isinstance(text := item["content"], str):

@@ -311,6 +311,11 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "not replaced",
     ]
     assert status["up"].entry == ModelEntry("up", 12)
+    assert {name: (app.entry.replicas, app.entry.starting) for name, app in list(status.items())[:3]} == {
+        "up": (1, 0),
+        "asleep": (0, 0),
+        "loading": (0, 1),
+    }
 
 
 def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

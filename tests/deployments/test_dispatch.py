@@ -23,7 +23,7 @@ from ray.serve.exceptions import (
 )
 
 from backends.fake import FakeFault, FakeSettings
-from deployments import catalog, dispatch
+from deployments import catalog, dispatch, request_log
 from deployments.asks import Asks
 from deployments.catalog import Application, Catalog
 from deployments.channel import ChannelHub, ChannelServer, ReturnAddress
@@ -366,6 +366,14 @@ async def test_an_answer_goes_on_where_its_replica_was_lost(make: Make, lost: Ex
     assert events(received) == events(HELLO)
     assert tokens(received) == tokens(HELLO)
     assert [sent.resume for sent in asked(handle)] == [(), (1,)]
+
+
+async def test_each_move_is_on_the_requests_record(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = request_log.Record()
+    monkeypatch.setattr(request_log, "current", lambda: record)
+    lost = over_handle(LOST[0])
+    assert events(await collect(make(FakeHandle(lost, lost, over_handle(*HELLO))))) == events(HELLO)
+    assert record.moves == 2
 
 
 async def test_each_choice_goes_on_by_its_number(make: Make) -> None:

@@ -31,7 +31,7 @@ async def test_an_unknown_path_is_404_and_says_what_there_is() -> None:
     assert error(response)["message"] == f"There is no /v1/nothing here. Routes: {routes}."
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/chat", "/V1/models", "//health", "/metrics"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/chat", "/V1/models", "//health", "/metrics/"])
 async def test_only_exact_paths_are_routes(path: str) -> None:
     exchange = await Exchange(app(), "GET", path).done()
     assert exchange.status == 404
@@ -220,7 +220,7 @@ def test_every_route_is_in_the_table() -> None:
     assert " ".join(routes) == (
         "/v1/chat/completions /v1/responses /v1/responses/input_tokens /v1/completions /v1/messages "
         "/v1/messages/count_tokens /v1/models /v1/embeddings /v1/rerank /v1/reranking /v1/health "
-        "/ /health /api/hello /models /completion /completions /infill /chat/completions "
+        "/ /health /api/hello /api/status /metrics /models /completion /completions /infill /chat/completions "
         "/chat/completions/input_tokens /embedding /embeddings /rerank /reranking /tokenize /detokenize "
         "/apply-template /props /slots /slots/{id} /lora-adapters"
     )

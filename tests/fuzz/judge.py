@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from protocols.errors import MAX_MESSAGE, MAX_NAME, InternalError
 from protocols.sse import CONTENT_TYPE
 from tests.deployments.support import Exchange
@@ -61,8 +63,11 @@ def judge(sent: Sent, got: Exchange) -> Answer | None:
         strict_json(sent.plain)  # what is no JSON is not taken for any
     if got.status == 200 and headers["content-type"] == CONTENT_TYPE:
         return _stream(sent, body)
-    assert headers["content-type"] == "application/json"
     assert headers["content-length"] == str(len(body))
+    if got.status == 200 and sent.path == "/metrics":
+        assert list(text_string_to_metric_families(body.decode()))
+        return None
+    assert headers["content-type"] == "application/json"
     value = strict_json(body)
     if got.status != 200:
         _error(sent, got, value)

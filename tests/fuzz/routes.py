@@ -261,7 +261,17 @@ ROUTES: tuple[Route, ...] = (
     _post("/lora-adapters", "llamacpp", ([{"id": 0, "scale": 0.5}], []), None),
     *(
         Route("GET", path, "llamacpp")
-        for path in ("/", "/health", "/api/hello", "/models", "/props", "/slots", "/lora-adapters")
+        for path in (
+            "/",
+            "/health",
+            "/api/hello",
+            "/api/status",
+            "/metrics",
+            "/models",
+            "/props",
+            "/slots",
+            "/lora-adapters",
+        )
     ),
     *(Route("GET", path, "openai") for path in ("/v1/models", "/v1/health", "/v1/models/m")),
 )

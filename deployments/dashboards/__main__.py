@@ -1,0 +1,4 @@
+from deployments.dashboards import files
+
+for path, text in files().items():
+    path.write_text(text)
