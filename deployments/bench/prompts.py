@@ -79,7 +79,7 @@ def dataset(path: Path) -> list[Prompt]:
         if (row.prompt is None) == (not row.messages):
             raise DatasetError(f"{path}, line {number}: exactly one of `prompt` and `messages` is needed")
         if row.prompt is not None:
-            turns = (Turn("user", row.prompt),)
+            turns: tuple[Turn, ...] = (Turn("user", row.prompt),)
         else:
             turns = tuple(Turn(message.role, message.content) for message in row.messages or ())
         found.append(Prompt(turns, row.max_tokens))
