@@ -235,6 +235,7 @@ class Dispatcher:
             try:
                 frame = await self._first_frame(inbox, request.model, min(deadline, started_by))
                 delivered = False
+                request_log.current().replica = inbox.routed_to
                 self._observe_started(request.model, key, frame)
                 while True:
                     if frame.events and isinstance(frame.events[-1], Failed):

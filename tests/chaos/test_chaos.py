@@ -22,7 +22,7 @@ import httpx2
 import psutil
 import pytest
 
-from deployments.settings import export_ray_environment
+from deployments.settings import GATEWAY_ENV, export_ray_environment
 from tests.chaos.asks import asks
 from tests.chaos.load import Outcome, common_prefix, key, load, once, references, table
 
@@ -78,7 +78,11 @@ def config(port: int, queue_slots: int) -> dict[str, Any]:
                     {
                         "name": "Gateway",
                         "num_replicas": 2,
-                        "ray_actor_options": {"num_cpus": 0, "resources": {"head": 0.01}},
+                        "ray_actor_options": {
+                            "num_cpus": 0,
+                            "resources": {"head": 0.01},
+                            "runtime_env": {"env_vars": GATEWAY_ENV},  # these options replace the code's
+                        },
                     }
                 ],
             },
