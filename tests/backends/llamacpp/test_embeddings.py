@@ -217,7 +217,7 @@ async def test_a_bad_input_is_named_and_fails_alone(
 async def test_too_long_names_both_counts(bert_model: Path) -> None:
     async with started(bert_model, embedding_batch_size=32) as (backend, card):
         assert card.context_length == 32
-        with pytest.raises(ContextOverflow, match="Item 1 has 202 tokens, .* at most 32 ") as caught:
+        with pytest.raises(ContextOverflow, match="Item 1 is too large: it has 202 tokens, .* takes 32 ") as caught:
             await backend.embed(request("cat", "the " * 200))
         assert caught.value.details == {"n_prompt_tokens": 202, "n_ctx": 32}
 
