@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from backends.base import BackendStartError
 from deployments import ray_compat
 from deployments.models import MODEL_DEPLOYMENT as MODEL_DEPLOYMENT
 from deployments.models import ModelEntry, Offer
@@ -26,8 +27,6 @@ from protocols.errors import ModelNotFound, Unavailable
 logger = logging.getLogger(__name__)
 
 REFRESH_AT_MOST_EVERY_S = 0.25
-BELIEVED_AFTER_S = 20.0
-"""How long a model's replicas must have failed to start, one after another, until it is said that they cannot."""
 FORGET_AFTER_S = 30.0
 """How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
 
@@ -53,7 +52,6 @@ class ServeStatus:
     def __init__(self) -> None:
         self._deployed: dict[str, float] = {}
         self._offers: dict[str, Offer] = {}
-        self._failing_since: dict[str, float] = {}
 
     def __call__(self) -> dict[str, Application]:
         applications = {
@@ -66,26 +64,26 @@ class ServeStatus:
         return {
             name: Application(
                 _entry(name, app, self._offers.get(name, Offer())),
-                self._failure(name, app),
+                self._failure(app),
                 app.status in _GONE,
             )
             for name, app in applications.items()
         }
 
-    def _failure(self, name: str, app: Any) -> str | None:
+    @staticmethod
+    def _failure(app: Any) -> str | None:
         """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
 
         A deployment that failed may have replicas of before, and they serve. One that slept may fail when it is woken,
-        and Serve tries on and on; but a replica may also have been killed as it started, and the next one will do.
+        and Serve tries on and on. A replica that was killed as it started also failed to start, but the next one will
+        do: what counts is that the model itself said why it cannot.
         """
         model = app.deployments[MODEL_DEPLOYMENT]
         gave_up = app.status is ApplicationStatus.DEPLOY_FAILED
-        if model.replica_states.get("RUNNING") or not (gave_up or model.status_trigger == "REPLICA_STARTUP_FAILED"):
-            self._failing_since.pop(name, None)
+        says_why = model.status_trigger == "REPLICA_STARTUP_FAILED" and BackendStartError.__name__ in model.message
+        if model.replica_states.get("RUNNING") or not (gave_up or says_why):
             return None
-        now = time.monotonic()
-        since = self._failing_since.setdefault(name, now)
-        return str(model.message or app.message) if gave_up or now - since >= BELIEVED_AFTER_S else None
+        return str(model.message or app.message)
 
 
 def _entry(name: str, app: ApplicationStatusOverview, offer: Offer) -> ModelEntry:

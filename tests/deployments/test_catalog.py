@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 
@@ -46,7 +45,6 @@ def refresh_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is not seen is gone at once, where a test does not say otherwise."""
     monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 0.0)
-    monkeypatch.setattr(catalog_module, "BELIEVED_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -261,8 +259,9 @@ def application(
     message: str = "",
     trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
     replicas: dict[str, int] | None = None,
+    said: str = "",
 ) -> SimpleNamespace:
-    overview = SimpleNamespace(status_trigger=trigger, message="", replica_states=replicas or {})
+    overview = SimpleNamespace(status_trigger=trigger, message=said, replica_states=replicas or {})
     return SimpleNamespace(
         status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: overview, "Entry": overview}
     )
@@ -278,7 +277,7 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "updating": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1, "RUNNING": 1}),
         "sick": application(ApplicationStatus.UNHEALTHY),
         "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
-        "not woken": application(ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed),
+        "not woken": application(ApplicationStatus.UNHEALTHY, trigger=failed, said="BackendStartError: no memory"),
         "one of two": application(
             ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed, replicas={"RUNNING": 1}
         ),
@@ -296,7 +295,7 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "updating": None,
         "sick": None,
         "broken": "no such file",
-        "not woken": "no memory",
+        "not woken": "BackendStartError: no memory",
         "one of two": None,
         "not replaced": None,
         "leaving": None,
@@ -319,23 +318,15 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
 
 
 def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "BELIEVED_AFTER_S", 20.0)
-    apps = {
-        "m": application(
-            ApplicationStatus.UNHEALTHY, message="killed", trigger=DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
-        )
-    }
+    trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
+    apps = {"m": application(ApplicationStatus.UNHEALTHY, trigger=trigger)}
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
     monkeypatch.setattr(ray_compat, "application_args", dict)
-    status, clock = ServeStatus(), [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    status = ServeStatus()
+    apps["m"].deployments["Model"].message = "The deployment failed to start 1 times: ActorDiedError"
     assert status()["m"].failure is None
-    clock[0] += 21
-    assert status()["m"].failure == "killed"
-    apps["m"].deployments["Model"].replica_states = {"RUNNING": 1}
-    assert status()["m"].failure is None
-    apps["m"].deployments["Model"].replica_states = {}
-    assert status()["m"].failure is None, "it counts from the last time that one ran"
+    apps["m"].deployments["Model"].message = "failed to start: backends.base.BackendStartError: no such file"
+    assert "no such file" in (status()["m"].failure or "")
 
 
 async def test_what_serve_loses_sight_of_is_still_there(
