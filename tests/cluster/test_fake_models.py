@@ -35,7 +35,7 @@ def applications() -> list[dict[str, Any]]:
 def system() -> Iterator[Deployed]:
     with deployed(applications()) as running:
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        wait_for(lambda: len(list(client.models.list())) == 4, "the gateway lists the models")
+        wait_for(lambda: len(list(client.models.list())) == 5, "the gateway lists the models")  # one by its adapter
         yield running
 
 
