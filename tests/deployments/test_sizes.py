@@ -54,7 +54,8 @@ async def backend() -> AsyncIterator[Remembering]:
 
 @pytest.fixture
 def app(backend: Remembering, tmp_path: Any) -> ASGIApp:
-    settings = GatewaySettings(response_store=SqliteStoreSettings(path=str(tmp_path / "responses")))
+    store = SqliteStoreSettings(path=str(tmp_path / "responses"))
+    settings = GatewaySettings(response_store=store, max_messages=2 * MESSAGES)
     return build_app(LocalPool({"m": backend}, {"m": 8}), settings, echo_request_id=False)
 
 

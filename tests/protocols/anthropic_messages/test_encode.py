@@ -290,9 +290,11 @@ def test_every_error_has_a_type_that_fits_its_status(kind: type[ServingError]) -
         403: "permission_error",
         404: "not_found_error",
         405: "invalid_request_error",
+        408: "invalid_request_error",
         413: "request_too_large",
         415: "invalid_request_error",
         429: "rate_limit_error",
+        431: "request_too_large",
         504: "timeout_error",
     }
     if kind.status == 503:
