@@ -27,6 +27,8 @@ from protocols.errors import ModelNotFound, Unavailable
 logger = logging.getLogger(__name__)
 
 REFRESH_AT_MOST_EVERY_S = 0.25
+BELIEVED_AFTER_S = 60.0
+"""How long Serve must have given up on a model, whose replicas do not say why, until its requests are told so."""
 FORGET_AFTER_S = 30.0
 """How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
 
@@ -52,6 +54,7 @@ class ServeStatus:
     def __init__(self) -> None:
         self._deployed: dict[str, float] = {}
         self._offers: dict[str, Offer] = {}
+        self._failing_since: dict[str, float] = {}
 
     def __call__(self) -> dict[str, Application]:
         applications = {
@@ -64,26 +67,29 @@ class ServeStatus:
         return {
             name: Application(
                 _entry(name, app, self._offers.get(name, Offer())),
-                self._failure(app),
+                self._failure(name, app),
                 app.status in _GONE,
             )
             for name, app in applications.items()
         }
 
-    @staticmethod
-    def _failure(app: Any) -> str | None:
+    def _failure(self, name: str, app: Any) -> str | None:
         """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
 
         A deployment that failed may have replicas of before, and they serve. One that slept may fail when it is woken,
         and Serve tries on and on. A replica that was killed as it started also failed to start, but the next one will
-        do: what counts is that the model itself said why it cannot.
+        do: what counts is that the model itself said why it cannot, or that nothing else comes for a while.
         """
         model = app.deployments[MODEL_DEPLOYMENT]
         gave_up = app.status is ApplicationStatus.DEPLOY_FAILED
-        says_why = model.status_trigger == "REPLICA_STARTUP_FAILED" and BackendStartError.__name__ in model.message
-        if model.replica_states.get("RUNNING") or not (gave_up or says_why):
+        failing = gave_up or model.status_trigger == "REPLICA_STARTUP_FAILED"
+        if model.replica_states.get("RUNNING") or not failing:
+            self._failing_since.pop(name, None)
             return None
-        return str(model.message or app.message)
+        message = str(model.message or app.message)
+        now = time.monotonic()
+        for_long = now - self._failing_since.setdefault(name, now) >= BELIEVED_AFTER_S
+        return message if BackendStartError.__name__ in message or (gave_up and for_long) else None
 
 
 def _entry(name: str, app: ApplicationStatusOverview, offer: Offer) -> ModelEntry:

@@ -194,8 +194,12 @@ def disturbed(system: System, seed: int, leaving: float = 0.0) -> tuple[list[Out
 
 
 def check(outcomes: list[Outcome], done: list[tuple[float, str]], expected: dict[str, str]) -> None:
+    from deployments import cluster
+
     print("\n" + table(outcomes, expected))
     failed = [f"{row.ask.name}: {row.error}" for row in outcomes if row.error]
+    if failed:
+        print(*cluster.statuses(), sep="\n")
     for error, count in Counter(failed).most_common():
         print(f"{count:4} x {error}")
     assert not failed

@@ -45,6 +45,7 @@ def refresh_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is not seen is gone at once, where a test does not say otherwise."""
     monkeypatch.setattr(catalog_module, "REFRESH_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 0.0)
+    monkeypatch.setattr(catalog_module, "BELIEVED_AFTER_S", 0.0)
 
 
 @pytest.fixture
