@@ -16,8 +16,6 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from deployments.router import tell_hub
 from protocols.request import ChatPrompt, Request
 
-_request = msgspec.msgpack.Decoder(Request)
-
 
 class _TellsHub(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -34,6 +32,7 @@ class PrefixAffinity(_TellsHub, RayPrefixRouter):
 
     def _extract_text_from_request(self, pending_request: PendingRequest) -> str:
         payload: Any = pending_request.args[0]
-        request = _request.decode(payload)
+        # Serve pickles this module by value, and a decoder cannot be.
+        request = msgspec.msgpack.decode(payload, type=Request)
         assert isinstance(request.prompt, ChatPrompt)
         return "".join(getattr(part, "text", "") for message in request.prompt.messages for part in message.content)
