@@ -142,9 +142,3 @@ class Lines:
         if line is None:
             line = self._lines[model] = Line(model, self._max_waiting, self._clock)
         return line
-
-    def keep_only(self, models: set[str]) -> None:
-        """Forget the lines of models that are gone, once nobody is in them."""
-        for model, line in list(self._lines.items()):
-            if model not in models and not line.inside and not line.waiting:
-                del self._lines[model]

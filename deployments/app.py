@@ -55,7 +55,7 @@ class _Model(Replica):
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         _log_with_serve()
         name = serve.get_replica_context().replica_id.unique_id
-        super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]
+        super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]  # Ray does not type it
         self._metrics = RayMetrics()
         self._of = serve.get_replica_context().app_name, name
         await self.start()
@@ -125,7 +125,7 @@ def model(args: dict[str, Any]) -> Application:
         max_surge_percent=SURGE_PERCENT,
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER,  # type: ignore[arg-type]
+            request_router_class=ROUTER,  # type: ignore[arg-type]  # a path too, says its docstring
             # Replicas of a large fleet change what they say more rarely (`bookkeeping.py`).
             request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
         ),

@@ -40,7 +40,7 @@ class Replay(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there when t
         return logits
 
 
-class GpuReplay(GpuLogitsProcessor):  # type: ignore[misc]
+class GpuReplay(GpuLogitsProcessor):  # type: ignore[misc]  # as above
     """For the model runner V2, which vLLM has where Triton works: on GPUs."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from deployments.admission import FLOOR, RETRY_AFTER_S, Line, Lines
+from deployments.admission import FLOOR, RETRY_AFTER_S, Line
 from protocols.errors import Overloaded, Unavailable
 from tests.deployments.support import settle
 
@@ -179,15 +179,6 @@ async def test_no_place_is_lost(seed: int, clock: Clock) -> None:
         guests.line.check_integrity()
     await guests.all_go()
     assert (guests.line.inside, guests.line.waiting) == (0, 0)
-
-
-async def test_lines_of_models_that_are_gone_are_forgotten(clock: Clock) -> None:
-    lines = Lines(10, clock)
-    async with lines.of("a").place(60):
-        lines.keep_only({"b"})
-        assert lines.of("a").inside == 1
-    lines.keep_only(set())
-    assert lines._lines == {}
 
 
 async def test_nobody_waits_forever(clock: Clock) -> None:
