@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -26,6 +27,8 @@ from deployments.routing.policy import Policy, PolicyOptions
 
 logger = logging.getLogger(__name__)
 
+STATS_AT_ONCE = 100
+
 
 class ModelRouter(RequestRouter):
     """Routes a model's requests by `Policy`, and tells the gateway's channel hub which replicas there are."""
@@ -35,6 +38,9 @@ class ModelRouter(RequestRouter):
         self._policy = Policy(PolicyOptions(asks=False) if self._asks is None else self._asks.options)
         self._metadata: dict[str, ReplicaMetadata | None] = {}
         self._decisions = Decisions()
+        self._candidates: list[RunningReplica] = []
+        self._by_id: dict[str, RunningReplica] = {}
+        self._unread: dict[str, object] = {}  # what replicas said last, until the policy has heard it
         self._masked: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._asks is not None:
@@ -54,11 +60,20 @@ class ModelRouter(RequestRouter):
         try:
             self._loop = asyncio.get_running_loop()
             self._list_replicas(replicas)
-            for running in replicas:
-                self._policy.observe_stats(running.replica_id.unique_id, running.routing_stats, time.monotonic())
+            feeding = bool(self._unread)
+            self._unread = {running.replica_id.unique_id: running.routing_stats for running in replicas}
+            if not feeding:
+                self._read_stats()
         except Exception:
             # It would end Serve's updates, and the router would never learn of another replica.
             logger.exception("what %s's replicas say of themselves is of no use", self.app_name)
+
+    def _read_stats(self) -> None:
+        """Serve brings all replicas' at once. A thousand would hold up the event loop and every stream with it."""
+        for id_ in list(islice(self._unread, STATS_AT_ONCE)):
+            self._policy.observe_stats(id_, self._unread.pop(id_), time.monotonic())
+        if self._unread and self._loop is not None:
+            self._loop.call_soon(self._read_stats)
 
     def _list_replicas(self, replicas: Collection[RunningReplica]) -> None:
         self._policy.update_replicas({r.replica_id.unique_id: self._facts(r) for r in replicas}, time.monotonic())
@@ -110,13 +125,16 @@ class ModelRouter(RequestRouter):
         if decision is None:
             decision = await self._decide(hint.key)
             self._decisions.keep(name, decision)
-        by_id = {running.replica_id.unique_id: running for running in candidates}
-        ranks = decision.ranks(by_id, broken.union(hint.avoid))
-        for id_ in ranks[0][:1]:
+        if candidates is not self._candidates:  # Serve makes a new list when there are others
+            self._candidates = candidates
+            self._by_id = {running.replica_id.unique_id: running for running in candidates}
+        ranks = decision.ranks(self._by_id, broken.union(hint.avoid))
+        for best in ranks[0][:1]:
+            id_ = best.replica_id.unique_id
             intent = self._policy.charge(name, decision.plan, id_, time.monotonic())
             if self._asks is not None:
                 self._asks.chosen(self.app_name, id_, intent)
-        return [[by_id[id_] for id_ in rank] for rank in ranks]
+        return ranks
 
     async def _decide(self, key: PrefixKey) -> Decision:
         plan = self._policy.plan(key, time.monotonic())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, TypeVar
 
 from deployments.routing.policy import Plan
+
+Replica = TypeVar("Replica")
 
 BEST: Final = 3
 """Replicas that are offered one by one before all others are. Within a rank Serve goes by its own count of requests."""
@@ -17,7 +19,7 @@ REMEMBERED: Final = 4096
 
 
 class Decision:
-    """`order`: ids of replicas, best first."""
+    """`order`: ids of replicas, best first; of a large fleet the best only."""
 
     def __init__(self, plan: Plan, order: Sequence[str]) -> None:
         self.plan = plan
@@ -26,20 +28,22 @@ class Decision:
     def refused_by(self, replica: str) -> None:
         self.order = [*(id_ for id_ in self.order if id_ != replica), replica]
 
-    def ranks(self, candidates: Collection[str], shunned: Collection[str]) -> list[list[str]]:
-        """The best of `candidates` one by one, the others together, and all of them if some are to be shunned.
+    def ranks(self, candidates: Mapping[str, Replica], shunned: Collection[str]) -> list[list[Replica]]:
+        """The best of `candidates` one by one, then all that are not to be shunned, then everybody.
 
         The last rank has everybody: one full or slow replica must not hold a request that others could run. But those
         that may be dead come only after all others: to Serve, a dead replica is the one with the shortest queue.
         """
-        order = [id_ for id_ in self.order if id_ in candidates]
-        new = set(candidates).difference(order)
-        order += random.sample(sorted(new), len(new))  # they came, or came back, since
-        good = [id_ for id_ in order if id_ not in shunned]
-        ranks = [[id_] for id_ in good[:BEST]]
-        if good and len(good) < len(order):
-            ranks.append(good)
-        return [*ranks, order]
+        best = [id_ for id_ in self.order if id_ in candidates and id_ not in shunned][:BEST]
+        if len(best) < BEST:  # others came, or came back, since
+            others = [id_ for id_ in candidates if id_ not in best and id_ not in shunned]
+            best += random.sample(others, min(BEST - len(best), len(others)))
+        ranks = [[candidates[id_]] for id_ in best]
+        if best and shunned:
+            good = [replica for id_, replica in candidates.items() if id_ not in shunned]
+            if len(good) < len(candidates):
+                ranks.append(good)
+        return [*ranks, list(candidates.values())]
 
 
 class Decisions:

@@ -88,7 +88,7 @@ class Fleet:
             self.alive[slot] = self.keyed[slot] = False
             self.blocked_until[slot], self.penalty[slot] = -math.inf, math.nan
             self.free.append(slot)
-        come = []
+        come: dict[int, ReplicaFacts] = {}
         back = False
         for replica, facts in replicas.items():
             known = self.slot_of.get(replica)
@@ -102,14 +102,14 @@ class Fleet:
             slot = self.free.pop()
             self.slot_of[replica] = slot
             self.ids[slot] = replica
-            self._begin(slot, facts or STRANGER, now)
-            come.append(slot)
+            come[slot] = facts or STRANGER
+        self._begin(come, now)
         if come and self._known_before:
             self.last_joined = now
         self._known_before = self._known_before or bool(replicas)
         if gone or come or back:
             self._changed()
-        return gone, come
+        return gone, list(come)
 
     def lost(self, slot: int) -> None:
         """It has died: it gets nothing until it is listed anew."""
@@ -174,7 +174,7 @@ class Fleet:
         if now - self._typical_at > TYPICAL_RATE_S:
             self.told_rate[slot] = rate
             self._typical_at = now
-            self._typical_rate = float(np.median(self.told_rate[self.keyed])) if self.speaking else rate
+            self._typical_rate = _middle(self.told_rate[self.keyed]) if self.speaking else rate
             like = np.abs(self.told_rate - self._typical_rate) <= RATE_ALIKE * self._typical_rate
             self.rate = np.where(like, self._typical_rate, self.told_rate)
             self._find_slowest()
@@ -185,24 +185,26 @@ class Fleet:
             self.rate[slot] = rate
             self.slowest = min(self.slowest, rate)
 
-    def _begin(self, slot: int, facts: ReplicaFacts, now: float) -> None:
-        self.alive[slot] = True
-        self.keyed[slot] = facts.version == VERSION
-        self.rate[slot] = self.told_rate[slot] = bounded(facts.prefill_rate, DEFAULT_RATE, *RATE_BOUNDS)
-        self.sat[slot] = bounded(facts.slots, 1.0, 1.0, 1e6)
-        self.max_ongoing[slot] = bounded(facts.max_ongoing, 1e9, 1.0, 1e9)
-        self.ongoing[slot] = 0.0
-        self.told_at[slot] = -math.inf
-        self.calibration[slot] = float(self.keyed[slot])
-        self.generation[slot] = UNKNOWN
-        self.reset_at[slot] = now
-        self.horizon[slot] = math.inf
+    def _begin(self, come: Mapping[int, ReplicaFacts], now: float) -> None:
+        """All at once: a gateway may find a thousand when it starts."""
+        slots = list(come)
+        self.alive[slots] = True
+        self.keyed[slots] = [facts.version == VERSION for facts in come.values()]
+        rates = [bounded(facts.prefill_rate, DEFAULT_RATE, *RATE_BOUNDS) for facts in come.values()]
+        self.rate[slots] = self.told_rate[slots] = rates
+        self.sat[slots] = [bounded(facts.slots, 1.0, 1.0, 1e6) for facts in come.values()]
+        self.max_ongoing[slots] = [bounded(facts.max_ongoing, 1e9, 1.0, 1e9) for facts in come.values()]
+        self.ongoing[slots] = 0.0
+        self.told_at[slots] = -math.inf
+        self.calibration[slots] = self.keyed[slots]
+        self.generation[slots] = UNKNOWN
+        self.reset_at[slots] = now
+        self.horizon[slots] = math.inf
         # The replicas a gateway finds when it starts may be as old as they like: only later ones are new.
-        self.joined[slot] = now if self._known_before else -math.inf
-        self.draining_until[slot] = -math.inf
-        self.silent[slot] = 0
-        self.penalty[slot] = 0.0
-        self._block(slot)
+        self.joined[slots] = now if self._known_before else -math.inf
+        self.draining_until[slots] = self.blocked_until[slots] = -math.inf
+        self.silent[slots] = 0
+        self.penalty[slots] = 0.0
 
     def _grow(self) -> None:
         old = len(self.ids)
@@ -232,6 +234,12 @@ class Fleet:
         assert (np.isinf(self.blocked_until[used]) & (self.blocked_until[used] > 0) == ~self.alive[used]).all()
         assert np.isfinite(self.rate[used]).all() and (self.rate[used] >= RATE_BOUNDS[0]).all()
         assert ((self.calibration[used] >= 0) & (self.calibration[used] <= 1)).all()
+
+
+def _middle(values: Floats) -> float:
+    """The median; of an even number the upper one. A fifth of the time of NumPy's own."""
+    half = len(values) // 2
+    return float(np.partition(values, half)[half])
 
 
 def bounded(value: object, default: float, low: float, high: float) -> float:

@@ -74,8 +74,6 @@ _JITTER_S: Final = 1e-9
 _JITTERS: Final = 4096
 _HEAD: Final = 16
 """As many replicas are put in order for each request."""
-_REST_S: Final = 1.0
-"""How old the order of the others may be."""
 
 
 class PolicyOptions(msgspec.Struct, frozen=True):
@@ -128,15 +126,13 @@ class Policy:
         self._fleet = Fleet()
         self._load = Load(slots=0)
         self._owners = Owners()
+        self._members: dict[int, int] = {}  # slot -> `weight_of` the replica in it, of those that speak this version
         self._sketch = ShareSketch()
         self._index = Index()
         self._stats: dict[str, object] = {}
         self._strangers = np.zeros(0, np.intp)  # slots with a replica of another version
         self._units_per_token = UNITS_PER_TOKEN
         self._prompt_sum = self._cached_sum = 0.0
-        self._rest: list[str] = []  # all replicas, in the order of some decision lately
-        self._rest_places: dict[int, int] = {}  # slot -> where it is there
-        self._rest_of = (-1, -math.inf)  # the fleet's version then, and when that was
         self._window_began = 0.0
         self._asks = [0, 0]  # sent and lost, in this window
         self._asks_before = [0, 0]
@@ -151,9 +147,12 @@ class Policy:
         for replica in self._stats.keys() - replicas.keys():
             del self._stats[replica]
         if gone or come:
-            members = {slot: weight_of(id_) for id_, slot in self._fleet.slot_of.items() if self._fleet.keyed[slot]}
+            members, fleet = self._members, self._fleet
+            for slot in gone:
+                members.pop(slot, None)
+            members.update({slot: weight_of(fleet.ids[slot]) for slot in come if fleet.keyed[slot]})
             self._owners.set_members(members)
-            self._strangers = np.array([slot for slot in self._fleet.slot_of.values() if slot not in members], np.intp)
+            self._strangers = np.array([slot for slot in fleet.slot_of.values() if slot not in members], np.intp)
             draw = np.random.default_rng(self._random.getrandbits(64))
             self._jitters = _JITTER_S * draw.random(_JITTERS + len(self._fleet))
 
@@ -224,9 +223,9 @@ class Policy:
     def rank(
         self, plan: Plan, replies: Mapping[str, AskReply], now: float, asked: Collection[str] | None = None
     ) -> list[str]:
-        """All replicas, best first. `asked`: those of `plan.ask` that could be reached; None: all of them.
+        """The best replicas, best first: all of a small fleet, of a large one a few more than are asked.
 
-        Of a large fleet the best are in the order of their costs; the others follow as they were a second ago.
+        `asked`: those of `plan.ask` that could be reached; None: all of them.
         """
         fleet = self._fleet
         if plan.version != fleet.version:
@@ -234,7 +233,7 @@ class Policy:
         slot_of = fleet.slot_of
         slots = {id_: slot_of[id_] for id_ in plan.ask if id_ in slot_of and (asked is None or id_ in asked)}
         heard = self._hear_all(plan, slots, replies, now)
-        costs = {slot: self._cost(plan, slot, now) for slot in slots.values()}
+        costs = dict(zip(slots.values(), self._costs_of(plan, slots.values(), now), strict=True))
         for id_, reply in heard.items():
             if reply.flags & _ADAPTER_COLD:
                 costs[slots[id_]] += self._options.adapter_load_s
@@ -259,7 +258,8 @@ class Policy:
         last = [slot for slot, cost in costs.items() if cost == math.inf]
         if last:
             order = [slot for slot in order if slot not in last]
-        return self._with_the_rest(plan, order, last, now)
+        ids = fleet.ids
+        return [ids[slot] for slot in (*order, *last)]
 
     def charge(self, request: str, plan: Plan, replica: str, now: float) -> Intent | None:
         """`request` goes to `replica`: it counts at once. Returns what to tell the replica."""
@@ -300,6 +300,7 @@ class Policy:
         for part in (self._fleet, self._load, self._owners, self._sketch, self._index):
             part.check_integrity()
         assert self._stats.keys() <= self._fleet.slot_of.keys()
+        assert self._members.keys() == set(np.flatnonzero(self._fleet.keyed).tolist())
         assert 0 <= self._cached_sum <= self._prompt_sum
 
     # --- inside ----------------------------------------------------------------
@@ -374,23 +375,6 @@ class Policy:
             strangers = strangers[costs.argpartition(_HEAD)[:_HEAD]]
         return strangers.tolist()
 
-    def _with_the_rest(self, plan: Plan, order: list[int], last: list[int], now: float) -> list[str]:
-        ids, count = self._fleet.ids, len(self._fleet.slot_of)
-        names = [ids[slot] for slot in order]
-        if len(order) + len(last) < count:
-            version, at = self._rest_of
-            if version != plan.version or now - at > _REST_S:
-                slots = plan.costs.argsort()[:count].tolist()
-                self._rest = [ids[slot] for slot in slots]
-                self._rest_places = {slot: index for index, slot in enumerate(slots)}
-                self._rest_of = (plan.version, now)
-            rest = self._rest.copy()
-            for index in sorted([self._rest_places[slot] for slot in (*order, *last)], reverse=True):
-                del rest[index]
-            names += rest
-        names += [ids[slot] for slot in last]
-        return names
-
     def _whom_to_ask(self, plan: Plan, now: float) -> tuple[str, ...]:
         fleet, options = self._fleet, self._options
         cost_of, held = plan.costs.item, plan.held
@@ -436,26 +420,37 @@ class Policy:
             slow = SLOW_START_S * (1.0 - (now - fleet.joined) / SLOW_START_FADES_S)
             costs += np.where((slow > 0) & (compute < slow), slow, 0.0)
         costs[fleet.blocked_until > now] = np.inf
-        for slot in plan.held:
-            costs[slot] = self._cost(plan, slot, now)
+        if plan.held:
+            costs[list(plan.held)] = self._costs_of(plan, plan.held, now)
         return costs
 
-    def _cost(self, plan: Plan, slot: int, now: float) -> float:
-        """The same of one slot, with what it is known to hold."""
-        fleet, load = self._fleet, self._load
-        if fleet.blocked_until.item(slot) > now:
-            return math.inf
-        compute = self._uncached(plan, slot) / fleet.rate.item(slot)
-        cost = load.wait(slot, now) + self.affinity_weight * compute + fleet.penalty.item(slot)
-        said, count, sat = fleet.ongoing.item(slot), load.count(slot), fleet.sat.item(slot)
-        if said > sat or count > sat:
-            ongoing = max(said * 2.0 ** ((fleet.told_at.item(slot) - now) / load.request_s), count)
-            cost += max(ongoing - sat, 0.0) / sat * load.request_s
-        if now - fleet.last_joined < SLOW_START_FADES_S:
-            slow = SLOW_START_S * (1.0 - (now - fleet.joined.item(slot)) / SLOW_START_FADES_S)
-            if compute < slow:
-                cost += slow
-        return cost
+    def _costs_of(self, plan: Plan, slots: Collection[int], now: float) -> list[float]:
+        """The same of a few slots, with what each is known to hold."""
+        fleet, load, held, hot = self._fleet, self._load, plan.held, plan.hot
+        weight, request_s, prompt_tokens = self.affinity_weight, load.request_s, plan.prompt_tokens
+        blocked_until, calibration, rate, penalty = (
+            fleet.blocked_until.item, fleet.calibration.item, fleet.rate.item, fleet.penalty.item
+        )  # fmt: skip
+        said_ongoing, saturated, count_of, wait_of = fleet.ongoing.item, fleet.sat.item, load.count, load.wait
+        some_are_new = now - fleet.last_joined < SLOW_START_FADES_S
+        costs = []
+        for slot in slots:
+            if blocked_until(slot) > now:
+                costs.append(math.inf)
+                continue
+            uncached = prompt_tokens - calibration(slot) * held.get(slot, hot)
+            compute = (uncached if uncached > 1.0 else 1.0) / rate(slot)
+            cost = wait_of(slot, now) + weight * compute + penalty(slot)
+            said, count, sat = said_ongoing(slot), count_of(slot), saturated(slot)
+            if said > sat or count > sat:
+                ongoing = max(said * 2.0 ** ((fleet.told_at.item(slot) - now) / request_s), count)
+                cost += max(ongoing - sat, 0.0) / sat * request_s
+            if some_are_new:
+                slow = SLOW_START_S * (1.0 - (now - fleet.joined.item(slot)) / SLOW_START_FADES_S)
+                if compute < slow:
+                    cost += slow
+            costs.append(cost)
+        return costs
 
     def _uncached(self, plan: Plan, slot: int) -> float:
         """Tokens that it would have to compute."""

@@ -347,8 +347,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-# A request refused is one that tests no more than the refusal. So what a request is refused for by itself, whatever else
-# it says, is rare in each of its fields, and most requests reach the engine.
+# A request refused tests no more than the refusal. So what one is refused for by itself is rare in each field, and most
+# requests reach the engine.
 slot_options = st.builds(
     SlotOptions,
     st.sampled_from([None, None, 0, SLOTS - 1]),
@@ -358,7 +358,12 @@ slot_options = st.builds(
     st.integers(0, 9),
 )
 wild_slot_options = st.builds(
-    SlotOptions, st.sampled_from([None, SLOTS, -1]), st.booleans(), st.booleans(), st.integers(-2, 9), st.integers(-1, 9)
+    SlotOptions,
+    st.sampled_from([None, SLOTS, -1]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(-2, 9),
+    st.integers(-1, 9),
 )
 
 

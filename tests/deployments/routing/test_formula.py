@@ -124,7 +124,8 @@ class Walk:
         replies = {name: word for name, word in zip(plan.ask, answers, strict=False) if word is not None}
         later = now + 0.001
         order = made.rank(plan, replies, later)
-        assert sorted(order) == sorted(slot_of)
+        assert len(set(order)) == len(order) >= min(len(slot_of), 16) and set(order) <= slot_of.keys()
+        assert len(slot_of) > 16 or len(order) == len(slot_of), "of a small fleet all"
         if not order:
             return
         for name in plan.ask:
