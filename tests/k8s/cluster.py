@@ -55,8 +55,8 @@ def memory(group: dict[str, Any]) -> float:
 
 def most_replicas(deployment: dict[str, Any]) -> int:
     """That a deployment of a Serve config may come to have."""
-    scaled: dict[str, int] = deployment.get("autoscaling_config", {})
-    return scaled.get("max_replicas", deployment.get("num_replicas", 1))
+    most: int = deployment.get("autoscaling_config", {}).get("max_replicas", deployment.get("num_replicas", 1))
+    return most
 
 
 class Bundle:

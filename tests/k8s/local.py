@@ -6,6 +6,7 @@ changed: `overlay_of_args`.
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -30,9 +31,15 @@ DEADLINE_S = 90.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free: below those that the system gives out, and between the ranges that Ray and Serve take."""
+    for port in random.sample(range(20_000, 30_000), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
 
 
 class Secrets(NamedTuple):
