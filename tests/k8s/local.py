@@ -129,11 +129,12 @@ class System:
 
     def ask(self, model: str, **body: Any) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **body}
-        return self.post({"authorization": f"Bearer {self.key}"}, body)
+        return self.request("POST", "/v1/chat/completions", json=body)
 
-    def post(self, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:
-        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
-        return httpx.post(url, headers=headers, json=body, timeout=DEADLINE_S)
+    def request(self, method: str, path: str, *, with_key: bool = True, **content: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.key}"} if with_key else {}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return httpx.request(method, url, headers=headers, timeout=DEADLINE_S, **content)
 
     def answers(self, model: str) -> bool:
         """Polls: a gateway learns of a new model within its `catalog_poll_s`."""
