@@ -15,6 +15,9 @@ from tests.k8s.network import network
 
 Rule = Callable[[Bundle], Iterator[str]]
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_LOOKS_SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|(ty|sk)-[A-Za-z0-9_-]{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16})|PRIVATE KEY-----"
+)
 
 
 def images(bundle: Bundle) -> Iterator[str]:
@@ -196,11 +199,6 @@ def secrets(bundle: Bundle) -> Iterator[str]:
     for app, deployment in bundle.deployments():
         if deployment["name"] == "Gateway":
             yield from _gateway_secrets(bundle, app, deployment)
-
-
-_LOOKS_SECRET = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|(ty|sk)-[A-Za-z0-9_-]{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16})|PRIVATE KEY-----"
-)
 
 
 def _gateway_secrets(bundle: Bundle, app: dict[str, Any], deployment: dict[str, Any]) -> Iterator[str]:
