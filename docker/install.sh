@@ -3,7 +3,7 @@
 #
 #   docker/install.sh wheels WHEELS          compile llama.cpp's bindings into the folder WHEELS
 #   docker/install.sh cpu VENV WHEELS        the CPU image's environment
-#   docker/install.sh gpu VENV               the GPU image's environment
+#   docker/install.sh gpu VENV [OPTION…]     the GPU image's environment; with pip's `--dry-run` only what would be in it
 #
 # EXTRAS: those of the CPU image. `demo` is the 94 MB model that overlays/kind-cpu serves.
 set -eu
@@ -30,8 +30,11 @@ cpu)
         --requirement docker/requirements.txt ".[$EXTRAS]"
     ;;
 gpu)
-    venv "$2"
-    "$2/bin/python" -m pip install --requirement docker/requirements-gpu.txt ".[vllm,redis]"
+    venv=$2
+    shift 2
+    venv "$venv"
+    "$venv/bin/python" -m pip install "$@" --constraint docker/constraints-gpu.txt \
+        --requirement docker/requirements-gpu.txt ".[vllm,redis]"
     ;;
 *)
     sed -n '2,8p' "$0"

@@ -7,6 +7,8 @@ from pathlib import Path
 from deployments.dashboards import alerts, document, grafana
 
 FOLDER = Path(__file__).parent
+KUBERNETES = FOLDER.parents[1] / "k8s" / "components" / "monitoring"
+"""In a checkout. Kustomize reads nothing outside of a component's folder, so what it deploys is there as well."""
 
 
 def files() -> dict[Path, str]:
@@ -15,4 +17,6 @@ def files() -> dict[Path, str]:
         FOLDER / "METRICS.md": document.text(),
         FOLDER / "grafana.json": grafana.text(),
         FOLDER / "alerts.yaml": alerts.text(),
+        KUBERNETES / "grafana.json": grafana.text(),
+        KUBERNETES / "alerts.yaml": alerts.kubernetes(),
     }

@@ -94,5 +94,21 @@ def rules() -> list[dict[str, Any]]:
     ]
 
 
+def _groups() -> dict[str, Any]:
+    return {"groups": [{"name": "tokenyard", "rules": rules()}]}
+
+
 def text() -> str:
-    return _HEAD + yaml.safe_dump({"groups": [{"name": "tokenyard", "rules": rules()}]}, sort_keys=False, width=1000)
+    """As Prometheus reads it itself."""
+    return _HEAD + yaml.safe_dump(_groups(), sort_keys=False, width=1000)
+
+
+def kubernetes() -> str:
+    """As the Prometheus operator reads it."""
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tokenyard"},
+        "spec": _groups(),
+    }
+    return _HEAD + yaml.safe_dump(rule, sort_keys=False, width=1000)

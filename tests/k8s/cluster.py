@@ -53,6 +53,12 @@ def memory(group: dict[str, Any]) -> float:
     return quantity(group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
 
 
+def most_replicas(deployment: dict[str, Any]) -> int:
+    """That a deployment of a Serve config may come to have."""
+    most: int = deployment.get("autoscaling_config", {}).get("max_replicas", deployment.get("num_replicas", 1))
+    return most
+
+
 class Bundle:
     def __init__(self, documents: list[Document]) -> None:
         self.documents = documents

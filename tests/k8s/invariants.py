@@ -6,13 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from deployments import ray_compat
+from deployments import config, ray_compat
 from deployments.app import DRAIN_S
-from deployments.settings import _FRONT, _RAY_DEFAULTS, GATEWAY_ENV, GatewaySettings
-from tests.k8s.cluster import INSTANCE, Bundle, Pod, environment, quantity, selects
+from deployments.settings import _FRONT, _RAY_DEFAULTS, GATEWAY_ENV, VLLM_ENV, GatewaySettings
+from tests.k8s import render
+from tests.k8s.cluster import INSTANCE, Bundle, Pod, environment, most_replicas, quantity, selects
+from tests.k8s.network import network
 
 Rule = Callable[[Bundle], Iterator[str]]
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_LOOKS_SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|(ty|sk)-[A-Za-z0-9_-]{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16})|PRIVATE KEY-----"
+)
 
 
 def images(bundle: Bundle) -> Iterator[str]:
@@ -42,6 +47,7 @@ def scaling(bundle: Bundle) -> Iterator[str]:
         types = [key for key in group.get("resources", {}) if key.startswith("accelerator_type:")]
         if "GPU" in group.get("resources", {}) and group["minReplicas"] == 0 and not types:
             yield f"group {name}: it can be empty, and does not say its GPU's type: it would never be scaled up for one"
+    yield from config.notes(bundle.serve)
 
 
 def head(bundle: Bundle) -> Iterator[str]:
@@ -54,6 +60,10 @@ def head(bundle: Bundle) -> Iterator[str]:
         yield "the head lists ports and none is named serve: no service for clients is made"
     if bundle.cluster.get("authOptions", {}).get("mode") != "token":
         yield "dashboard, jobs and GCS ask for no token"
+    classes = {document["metadata"]["name"] for document in bundle.of_kind("PriorityClass")}
+    for pod in (pod for pod in bundle.pods if pod.name == "group headgroup" or "tokenyard-redis" in pod.name):
+        if pod.spec.get("priorityClassName") not in classes:
+            yield f"{pod.name}: all wait for it, and it has no priority over them"
 
 
 def stopping(bundle: Bundle) -> Iterator[str]:
@@ -91,6 +101,9 @@ def disruption(bundle: Bundle) -> Iterator[str]:
     for pod, group in zip(bundle.ray_pods[1:], bundle.groups, strict=True):
         if group["minReplicas"] > 1 and not any(selects(pod.labels, selector) for selector in budgets):
             yield f"{pod.name}: a drain may take all its pods at once"
+        keys = [constraint["topologyKey"] for constraint in pod.spec.get("topologySpreadConstraints", [])]
+        if group["maxReplicas"] > 1 and "kubernetes.io/hostname" not in keys:
+            yield f"{pod.name}: one lost node may take all its pods"
 
 
 def labels(bundle: Bundle) -> Iterator[str]:
@@ -108,7 +121,7 @@ def data_plane(bundle: Bundle) -> Iterator[str]:
         set_here = deployment.get("ray_actor_options", {}).get("runtime_env", {}).get("env_vars", {})
         if deployment["name"] == "Gateway" and set_here != GATEWAY_ENV:
             yield f"{app['name']}/Gateway: its variables are {set_here}, not {GATEWAY_ENV}"
-    expected = _RAY_DEFAULTS | _FRONT["haproxy"]
+    expected = _RAY_DEFAULTS | VLLM_ENV | _FRONT["haproxy"]
     maps = {config["metadata"]["name"]: config["data"] for config in bundle.of_kind("ConfigMap")}
     for pod in bundle.ray_pods:
         container = pod.containers[0]
@@ -180,6 +193,33 @@ def secrets(bundle: Bundle) -> Iterator[str]:
     password = bundle.cluster.get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
     if "value" in password:
         yield "the Redis password is written out"
+    for document in bundle.documents:
+        if _LOOKS_SECRET.search(str(document)):
+            yield f"{document['kind']} {document['metadata']['name']}: something in it looks like a secret"
+    for app, deployment in bundle.deployments():
+        if deployment["name"] == "Gateway":
+            yield from _gateway_secrets(bundle, app, deployment)
+
+
+def _gateway_secrets(bundle: Bundle, app: dict[str, Any], deployment: dict[str, Any]) -> Iterator[str]:
+    """Files that a gateway reads secrets from: of a Secret that is documented, and that a change of it reaches."""
+    args, name = app.get("args", {}), app["name"]
+    if most_replicas(deployment) > 1 and not args.get("keys"):
+        yield f"{name}: serves whoever a network policy lets through"
+    known = render.example_secrets()
+    for path in filter(None, (args.get("keys"), args.get("response_store", {}).get("password_file"))):
+        folder, _, file = path.rpartition("/")
+        for group in bundle.hosts(deployment):
+            pod = group["template"]["spec"]
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            for mount in (m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] in (folder, path)):
+                secret = volumes[mount["name"]].get("secret", {}).get("secretName")
+                if file not in known.get(secret, ()):
+                    yield f"{name}: {path} is not in a Secret that secret.example.yaml shows"
+                if "subPath" in mount:
+                    yield f"{name}: {path} stays as it was when the Secret changes"
+                if mount.get("readOnly") is not True:
+                    yield f"{name}: {path} could be written to"
 
 
 def sizes(bundle: Bundle) -> Iterator[str]:
@@ -229,9 +269,8 @@ def placement(bundle: Bundle) -> Iterator[str]:
             for path in _absolute_paths(app.get("args", {})):
                 if not any(path.startswith(mount["mountPath"] + "/") for mount in mounts):
                     yield f"{name}: {path} is on no volume of group {group['groupName']}"
-        replicas = deployment.get("autoscaling_config", {}).get("max_replicas", deployment.get("num_replicas", 1))
         store = app.get("args", {}).get("response_store", {}).get("kind", "sqlite")
-        if deployment["name"] == "Gateway" and replicas > 1 and store != "redis":
+        if deployment["name"] == "Gateway" and most_replicas(deployment) > 1 and store != "redis":
             yield f"{name}: gateways on several nodes keep responses each for itself"
 
 
@@ -264,79 +303,6 @@ def storage(bundle: Bundle) -> Iterator[str]:
     for pod in bundle.ray_pods[1:]:
         if environment(pod.containers[0]).get("HF_HUB_OFFLINE") != "1":
             yield f"{pod.name}: would fetch models by itself, against the network policy"
-
-
-def network(bundle: Bundle) -> Iterator[str]:
-    policies = bundle.of_kind("NetworkPolicy")
-    if not any(
-        p["spec"]["podSelector"] == {} and set(p["spec"]["policyTypes"]) == {"Ingress", "Egress"} and
-        not p["spec"].get("ingress") and not p["spec"].get("egress")
-        for p in policies
-    ):  # fmt: skip
-        yield "nothing is denied by default"
-    pods = bundle.ray_pods
-    for direction, peer in (("ingress", "from"), ("egress", "to")):
-        for one in pods:
-            for other in pods:
-                if not _allowed(policies, one, direction, peer, other, None):
-                    yield f"{one.name}, {other.name}: not every port is open between them ({direction})"
-    operator = {"kubernetes.io/metadata.name": "kuberay-system"}
-    if not _allowed_namespace(policies, pods[0], operator, 8265):
-        yield "the operator does not reach the dashboard"
-    for pod in pods:
-        for port in (8265, 6379, 10001):
-            if _allowed_namespace(policies, pod, {"tokenyard.io/clients": "true"}, port):
-                yield f"{pod.name}: clients reach port {port}"
-    for pod in pods[1:]:
-        if not _allowed_namespace(policies, pod, {"tokenyard.io/clients": "true"}, 8000):
-            yield f"{pod.name}: clients do not reach it"
-    for monitor in bundle.of_kind("PodMonitor"):
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            owners = [
-                (pod, port["containerPort"])
-                for pod in pods
-                for port in pod.containers[0].get("ports", [])
-                if port["name"] == endpoint["port"]
-            ]
-            if not owners:
-                yield f"PodMonitor: no pod has a port {endpoint['port']}"
-            for pod, number in owners:
-                if not _allowed_namespace(policies, pod, {"kubernetes.io/metadata.name": "monitoring"}, number):
-                    yield f"{pod.name}: Prometheus does not reach port {number}"
-    redis = [pod for pod in bundle.pods if pod.labels.get("app.kubernetes.io/name") == "tokenyard-redis"]
-    for server in redis:
-        for pod in pods:
-            for one, direction, peer, other in ((pod, "egress", "to", server), (server, "ingress", "from", pod)):
-                if not _allowed(policies, one, direction, peer, other, 6379):
-                    yield f"{pod.name}: does not reach Redis ({direction})"
-
-
-def _rules(policies: list[dict[str, Any]], pod: Pod, direction: str) -> Iterator[dict[str, Any]]:
-    for policy in policies:
-        if selects(pod.labels, policy["spec"]["podSelector"]) and direction.title() in policy["spec"]["policyTypes"]:
-            yield from policy["spec"].get(direction, [])
-
-
-def _opens(rule: dict[str, Any], port: int | None) -> bool:
-    """`None` is every port."""
-    ports = rule.get("ports")
-    return not ports or port in [entry.get("port") for entry in ports if entry.get("protocol", "TCP") == "TCP"]
-
-
-def _allowed(policies: list[dict[str, Any]], pod: Pod, direction: str, peer: str, other: Pod, port: int | None) -> bool:
-    return any(
-        _opens(rule, port) and any("podSelector" in p and selects(other.labels, p["podSelector"]) for p in rule[peer])
-        for rule in _rules(policies, pod, direction)
-        if peer in rule
-    )
-
-
-def _allowed_namespace(policies: list[dict[str, Any]], pod: Pod, namespace: dict[str, str], port: int) -> bool:
-    return any(
-        _opens(rule, port)
-        and any("namespaceSelector" in p and selects(namespace, p["namespaceSelector"]) for p in rule.get("from", []))
-        for rule in _rules(policies, pod, "ingress")
-    )
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,17 +6,19 @@ changed: `overlay_of_args`.
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from deployments.keys import new_key
 from deployments.settings import export_ray_environment
 from tests.deployments.response_store.test_stores import redis_server
 from tests.k8s import render
@@ -29,12 +31,25 @@ DEADLINE_S = 90.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free: below those that the system gives out, and between the ranges that Ray and Serve take."""
+    for port in random.sample(range(20_000, 30_000), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
 
 
-def overlay_of_args(config: dict[str, Any], port: int, redis: int, password: Path) -> dict[str, Any]:
+class Secrets(NamedTuple):
+    """The files that pods would have mounted."""
+
+    redis_password: Path
+    keys: Path
+
+
+def overlay_of_args(config: dict[str, Any], port: int, redis: int, secrets: Secrets) -> dict[str, Any]:
     """One front for all nodes, as they share this machine; models on GPUs are faked, and the others are a small one."""
     config = deepcopy(config)
     config["proxy_location"] = "HeadOnly"
@@ -42,7 +57,12 @@ def overlay_of_args(config: dict[str, Any], port: int, redis: int, password: Pat
     for app in config["applications"]:
         backend = app["args"].get("backend")
         if "response_store" in app["args"]:
-            app["args"]["response_store"] |= {"url": f"redis://127.0.0.1:{redis}/1", "password_file": str(password)}
+            app["args"]["response_store"] |= {
+                "url": f"redis://127.0.0.1:{redis}/1",
+                "password_file": str(secrets.redis_password),
+            }
+        if "keys" in app["args"]:
+            app["args"]["keys"] = str(secrets.keys)
         if backend is not None and on_gpu(app):
             app["args"]["backend"] = {"kind": "fake", "slots": 8, "inter_token_s": 0.02}
         elif backend is not None:
@@ -61,7 +81,9 @@ class System:
         self.nodes = nodes
         self.port = port
         self.redis = redis
-        self._password = password
+        self.key, entry = new_key("tests")
+        self._secrets = Secrets(password, password.with_name("keys.yaml"))
+        self._secrets.keys.write_text(entry)
 
     def add_node(self, group: dict[str, Any]) -> Any:
         """As the autoscaler would: what the group offers, with its labels."""
@@ -75,7 +97,7 @@ class System:
         )
 
     def config(self, overlay: str) -> dict[str, Any]:
-        return overlay_of_args(Bundle(render.overlay(overlay)).serve, self.port, self.redis, self._password)
+        return overlay_of_args(Bundle(render.overlay(overlay)).serve, self.port, self.redis, self._secrets)
 
     def deploy(self, overlay: str) -> dict[str, Any]:
         from deployments import cluster, ray_compat
@@ -107,7 +129,12 @@ class System:
 
     def ask(self, model: str, **body: Any) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **body}
-        return httpx.post(f"http://127.0.0.1:{self.port}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+        return self.request("POST", "/v1/chat/completions", json=body)
+
+    def request(self, method: str, path: str, *, with_key: bool = True, **content: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.key}"} if with_key else {}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return httpx.request(method, url, headers=headers, timeout=DEADLINE_S, **content)
 
     def answers(self, model: str) -> bool:
         """Polls: a gateway learns of a new model within its `catalog_poll_s`."""

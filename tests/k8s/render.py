@@ -65,6 +65,13 @@ def with_component(name: str, component: str, folder: Path) -> list[Document]:
     return kustomize(kustomization.parent)
 
 
+@cache
+def example_secrets() -> dict[str, set[str]]:
+    """The keys of each Secret that has to exist."""
+    with SECRETS.open() as file:
+        return {secret["metadata"]["name"]: set(secret["stringData"]) for secret in yaml.safe_load_all(file)}
+
+
 def schema_faults(documents: list[Document]) -> list[str]:
     """By the CRDs of KubeRay and the Prometheus operator and the core schemas, all closed to unknown fields.
 

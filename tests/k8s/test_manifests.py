@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.autoscaling import POLICY
 from tests.k8s import invariants, render
 from tests.k8s.cluster import Bundle, quantity
 from tests.k8s.render import K8S, OVERLAYS, Document
@@ -55,11 +56,22 @@ def test_the_serve_config_is_the_file_as_it_stands(name: str) -> None:
     assert "serve-config" not in [config["metadata"]["name"] for config in bundle.of_kind("ConfigMap")]
 
 
-def test_kind_serves_the_model_of_the_quickstart() -> None:
-    quickstart = yaml.safe_load((render.ROOT / "configs" / "quickstart.yaml").read_text())
-    kind = yaml.safe_load((K8S / "overlays" / "kind-cpu" / "serve.yaml").read_text())
-    ours, theirs = (config["applications"][1]["args"]["backend"] for config in (kind, quickstart))
-    assert ours == {**theirs, "threads": 1}
+SAME_MODELS = {"kind-cpu": "quickstart", "prod-gpu": "vllm-1gpu", "prod-mixed": "mixed-cpu-gpu"}
+"""Overlays, and the files of configs/ that some of their models are in."""
+
+OF_THE_POD = {"model", "threads"}
+"""What of a backend depends on where it runs: where its files are, and how many cores it has."""
+
+
+@pytest.mark.parametrize(("name", "original"), SAME_MODELS.items())
+def test_a_model_is_set_up_as_in_configs(name: str, original: str) -> None:
+    def backends(path: Path) -> dict[str, dict[str, Any]]:
+        apps = [app for app in yaml.safe_load(path.read_text())["applications"] if "backend" in app["args"]]
+        return {app["name"]: {k: v for k, v in app["args"]["backend"].items() if k not in OF_THE_POD} for app in apps}
+
+    ours, theirs = backends(K8S / "overlays" / name / "serve.yaml"), backends(render.ROOT / f"configs/{original}.yaml")
+    both = ours.keys() & theirs.keys()
+    assert both and {model: ours[model] for model in both} == {model: theirs[model] for model in both}
 
 
 def test_a_changed_environment_is_a_new_name_in_every_pod() -> None:
@@ -148,6 +160,12 @@ def _environment(documents: list[Document]) -> Any:
     return next(d for d in documents if d["metadata"]["name"].startswith("ray-environment"))["data"]
 
 
+def _mount(documents: list[Document], name: str) -> Any:
+    return next(mount for mount in _worker(documents)["volumeMounts"] if mount["name"] == name)
+
+
+POLICY_LINES = f"          policy:\n            policy_function: {POLICY}\n"
+KEYS = "/etc/tokenyard/api-keys/keys.yaml"
 RAY_SELECTOR = {"app.kubernetes.io/instance": "tokenyard"}
 
 MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
@@ -158,7 +176,11 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
     "no autoscaler version": ("scaling", lambda d: _ray(d)["autoscalerOptions"].pop("version")),
     "an empty GPU group without its type": (
         "scaling",
-        lambda d: _group(d, "gpu")["resources"].pop("accelerator_type:L4"),
+        lambda d: _group(d, "gpu")["resources"].pop("accelerator_type:L40S"),
+    ),
+    "a model scaled by its requests only": (
+        "scaling",
+        lambda d: _serve(d, POLICY_LINES, ""),
     ),
     "replicas on the head": ("head", lambda d: _head(d)["rayStartParams"].pop("num-cpus")),
     "no port for clients": (
@@ -166,6 +188,8 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
         lambda d: _set(_head(d)["template"]["spec"]["containers"][0], "ports", [{"name": "x", "containerPort": 8265}]),
     ),
     "an open dashboard": ("head", lambda d: _ray(d).pop("authOptions")),
+    "a head like any pod": ("head", lambda d: _head(d)["template"]["spec"].pop("priorityClassName")),
+    "a priority that nobody defines": ("head", lambda d: d.remove(render.only(d, "PriorityClass"))),
     "killed in mid-drain": ("stopping", lambda d: _pod(d, "cpu").pop("terminationGracePeriodSeconds")),
     "a drain shorter than the handover": ("stopping", lambda d: _set(_worker(d)["env"][0], "value", "30")),
     "a preStop hook": (
@@ -186,12 +210,14 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
             render.only(d, "PodDisruptionBudget")["spec"]["selector"], "matchLabels", {"ray.io/node-type": "head"}
         ),
     ),
+    "a group on one node": ("disruption", lambda d: _pod(d, "gpu").pop("topologySpreadConstraints")),
     "a group without the label": ("labels", lambda d: _group(d, "gpu")["template"].pop("metadata")),
     "a pod without Ray's variables": ("data_plane", lambda d: _worker(d, "gpu").pop("envFrom")),
     "another value than settings.py": (
         "data_plane",
         lambda d: _set(_environment(d), "RAY_SERVE_LOG_TO_STDERR", "1"),
     ),
+    "a vLLM that reports to its makers": ("data_plane", lambda d: _environment(d).pop("DO_NOT_TRACK")),
     "a variable that settings.py does not know": (
         "data_plane",
         lambda d: _set(_environment(d), "RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),
@@ -219,6 +245,25 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Document]], Any]]] = {
         "secrets",
         lambda d: _set(_ray(d)["gcsFaultToleranceOptions"], "redisPassword", {"value": "x"}),
     ),
+    "a token in a list": ("secrets", lambda d: _environment(d).update(NOTE="hf_" + 30 * "a")),
+    "gateways without keys": ("secrets", lambda d: _serve(d, f"keys: {KEYS}", "")),
+    "a file of keys that nobody is told to make": ("secrets", lambda d: _serve(d, KEYS, KEYS.replace("keys.y", "x.y"))),
+    "keys that stay as they were": (
+        "secrets",
+        lambda d: _mount(d, "api-keys").update(mountPath=KEYS, subPath="keys.yaml"),
+    ),
+    "keys in a ConfigMap": (
+        "secrets",
+        lambda d: _set(
+            _pod(d, "cpu"),
+            "volumes",
+            [
+                {"name": "api-keys", "configMap": {"name": "models"}} if volume["name"] == "api-keys" else volume
+                for volume in _pod(d, "cpu")["volumes"]
+            ],
+        ),
+    ),
+    "keys on no volume": ("placement", lambda d: _worker(d)["volumeMounts"].remove(_mount(d, "api-keys"))),
     "GPU requested, not limited": (
         "sizes",
         lambda d: _worker(d, "gpu")["resources"]["limits"].pop("nvidia.com/gpu"),
