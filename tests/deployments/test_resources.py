@@ -142,7 +142,11 @@ STRETCHED = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
         (LLAMA, {"context_length": 8192}, "backend.context_length: 8192, and the model knows 4096 positions"),
         ({"num_attention_heads": "many"}, {}, "config.json: Expected `int | null`, got `str`"),
         (None, {}, "is a folder without a checkpoint: there is no config.json in it"),
-        (LLAMA, {"adapters": [{"path": "ADAPTER"}]}, "backend.adapters[0].path: its rank is 64, and max_lora_rank is 16"),
+        (
+            LLAMA,
+            {"adapters": [{"path": "ADAPTER"}]},
+            "adapters[0].path: its rank is 64, and max_lora_rank is 16",
+        ),
     ],
 )
 def test_what_a_checkpoint_cannot_do_is_refused(
