@@ -67,9 +67,9 @@ def settings() -> VllmSettings:
 
 
 def serve_arguments(settings: VllmSettings) -> list[str]:
-    """The engine's arguments as we pass them, on the command line of `vllm serve`."""
+    """The engine's arguments as we pass them, on the command line of vLLM's server."""
     given = engine_arguments(settings)
-    found = [given.pop("model"), "--served-model-name", MODEL]
+    found = ["--served-model-name", MODEL]
     for name, value in given.items():
         flag = name.replace("_", "-")
         match value:
@@ -87,9 +87,11 @@ def serve_arguments(settings: VllmSettings) -> list[str]:
 @contextmanager
 def theirs(settings: VllmSettings) -> Iterator[None]:
     port = PORTS[THEIRS]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", *serve_arguments(settings), "--port", str(port)]
+    # What `vllm serve` runs; the command itself asks for a package named vllm, and the one for CPUs is called otherwise.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *serve_arguments(settings)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--no-enable-log-requests"]
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    with child([*command, "--host", "127.0.0.1", "--no-enable-log-requests"], quiet) as server:
+    with child(command, quiet) as server:
         wait_for_http(f"http://127.0.0.1:{port}/health", server)
         yield
 
