@@ -87,7 +87,7 @@ def serve_arguments(settings: VllmSettings) -> list[str]:
 @contextmanager
 def theirs(settings: VllmSettings) -> Iterator[None]:
     port = PORTS[THEIRS]
-    # What `vllm serve` runs; the command itself asks for a package named vllm, and the one for CPUs is called otherwise.
+    # What `vllm serve` runs. The command itself asks for a package named vllm, and the one for CPUs has another name.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *serve_arguments(settings)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--no-enable-log-requests"]
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
