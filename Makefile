@@ -87,7 +87,7 @@ bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
-bench-vllm: ## Measure our gateway in front of vLLM beside vLLM's own server, on the CPU (8 minutes)
+bench-vllm: ## Measure our gateway in front of vLLM beside vLLM's own server, on the CPU (9 minutes)
 	@$(install_vllm)
 	@exec .venv-vllm/bin/python -m benchmarks.vllm $(BENCH_ARGS)
 
