@@ -36,7 +36,7 @@ class Letters(Answer):
         return frame.events
 
     def _timings(self) -> Timings:
-        return Timings(predicted_n=self._answered - self._resumed)
+        return Timings(0, self._prompt_tokens, 0.0, self._answered - self._resumed, self._elapsed_ms)
 
 
 def said(events: Sequence[Event]) -> str:
