@@ -12,20 +12,18 @@ from backends.adapters import NO_ADAPTERS, AdapterSet
 from backends.llamacpp.bindings import Context, Model, Tokens
 from backends.llamacpp.sampler import Sampler, SamplerSpec
 from backends.llamacpp.slots import Slot
+from backends.output.answer import Answer, Budget
 from backends.output.assembler import Assembler
-from backends.output.pace import is_late, timed
 from backends.output.selection import ParserSpec
 from protocols.events import (
     Echo,
     Event,
     Finished,
-    FinishReason,
     Frame,
     Progress,
     Started,
     Timings,
     TokenLogprob,
-    Usage,
 )
 from protocols.request import Extras, SlotOptions
 
@@ -70,12 +68,10 @@ class Generation(msgspec.Struct, frozen=True):
         return [msgspec.structs.replace(self, choice=i, sampling=self.sampling.for_choice(i)) for i in numbers]
 
 
-class Sequence:
+class Sequence(Answer):
     """Takes tokens one by one and turns each into the frame its client gets. Lives on the engine thread.
 
-    The budget: prompt and answer together never exceed the context, and the answer never exceeds `max_tokens`. Tokens
-    of `resume` are part of the answer and of its budget; they pass through the assembler without a trace. With
-    `slot.shift` the context is no limit: whoever runs the sequence drops old tokens when it is full.
+    With `slot.shift` the context is no limit: whoever runs the sequence drops old tokens when it is full.
 
     `tokens` are those to compute before the next one is drawn: the prompt, and after `pause` the answer so far too.
     """
@@ -83,29 +79,31 @@ class Sequence:
     def __init__(self, generation: Generation, model: Model, context_length: int, now: Callable[[], float]) -> None:
         self.generation = generation
         self.tokens: Tokens = np.concatenate([generation.prompt, generation.resume])
-        self.reason: FinishReason | None = None
         self.next_token = -1  # drawn, not yet computed; meaningful once the prompt is
-        self._model = model
-        self._now = now
-        parser = None if generation.parser is None else generation.parser.make(generation.id, generation.choice)
-        self._assembler = Assembler(generation.stop, generation.choice, generation.stop_indent, parser)
-        self._end_tokens: frozenset[int] = frozenset() if generation.ignore_eos else model.end_tokens
         self._shown = generation.sampling.shown | generation.shown  # control tokens that are text here
-        room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
-        self._limit = room if generation.max_tokens is None else min(generation.max_tokens, room)
-        self._ends_with_context = self._limit == room
-        self._answered = 0
-        self._reused = self._cached_tokens = 0
+        self._reused = 0
         self._guessed = self._guessed_right = 0
         self.shifted = False  # whether old tokens were dropped to make room
         self._in_pieces = False
         self._sampler: Sampler | None = None
         self._slot: Slot | None = None
-        self._admitted_at = self._first_token_at = now()
-        for token in generation.resume.tolist():
-            self._take(token)
-        if self._answered >= self._limit and self.reason is None:
-            self.reason = "length"
+
+        def piece(token: int) -> bytes:
+            return model.special_piece(token) if token in self._shown else model.piece(token)
+
+        parser = None if generation.parser is None else generation.parser.make(generation.id, generation.choice)
+        room = sys.maxsize if generation.slot.shift else context_length - len(generation.prompt)
+        super().__init__(
+            Assembler(generation.stop, generation.choice, generation.stop_indent, parser),
+            piece,
+            Budget(room, generation.max_tokens, generation.max_predict_ms),
+            now,
+            choice=generation.choice,
+            prompt_tokens=len(generation.prompt),
+            resume=generation.resume.tolist(),
+            end_tokens=frozenset() if generation.ignore_eos else model.end_tokens,
+            with_timings=generation.extras.timings,
+        )
 
     @property
     def finished(self) -> bool:
@@ -117,11 +115,6 @@ class Sequence:
         return self._slot
 
     @property
-    def answered(self) -> int:
-        """How many tokens the answer has so far."""
-        return self._answered
-
-    @property
     def uncomputed(self) -> int:
         """How many tokens of the prompt are not in the KV cache yet."""
         return max(len(self.tokens) - (self._slot.length if self._slot is not None else 0), 0)
@@ -129,7 +122,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """How many tokens the answer may still get."""
-        return self._limit - self._answered
+        return self._budget.tokens - self._answered
 
     def admit(self, slot: Slot, sampler: Sampler, cached_tokens: int) -> Frame:
         """The sequence gets its slot, whose tokens are the reused part of the prompt. Usage says `cached_tokens`.
@@ -137,8 +130,8 @@ class Sequence:
         `sampler` stands behind what is resumed, and is the sequence's from here on.
         """
         self._slot, self._sampler = slot, sampler
-        self._reused, self._cached_tokens = slot.length, cached_tokens
-        self._admitted_at = self._now()
+        self._reused, self.cached_tokens = slot.length, cached_tokens
+        self._began_at = self._now()
         return Frame((self._started(),), choice=self.generation.choice)
 
     def pause(self) -> None:
@@ -153,20 +146,20 @@ class Sequence:
 
     def complete_frame(self) -> Frame:
         """All of a stream that needs no computation: its budget is 0, or what it resumes was complete."""
+        assert self.reason is not None
         started = (self._started(),) if self.generation.leads else ()
-        return Frame((*started, *self._end()), choice=self.generation.choice)
+        end = self.end(self.reason)
+        return msgspec.structs.replace(end, events=(*started, *end.events))
 
     def progress(self, prompt_complete: bool) -> Frame | None:
         """To be called whenever tokens were computed. Prompts that take one step have no progress worth telling."""
         alone = prompt_complete and not self._in_pieces and not self.generation.extras.progress
-        if self._answered > len(self.generation.resume) or alone:
+        if self._answered > self._resumed or alone:
             return None
         self._in_pieces = True
         total = len(self.generation.prompt)
         done = min(self.slot.length, total)
-        event = Progress(
-            done, self._cached_tokens, total, (self._now() - self._admitted_at) * 1000, self.generation.choice
-        )
+        event = Progress(done, self.cached_tokens, total, (self._now() - self._began_at) * 1000, self.generation.choice)
         return Frame((event,), choice=self.generation.choice)
 
     def draw(self, context: Context, row: int) -> Frame:
@@ -178,10 +171,8 @@ class Sequence:
         drawn = self._sampler.draw(context, row)
         if drawn is not None:
             return self.accept(*drawn)
-        if self._answered == len(self.generation.resume):
-            self._first_token_at = self._now()
-        self.reason = "stop"  # the grammar is at its end, and no token may say so
-        return Frame(tuple(self._end()), choice=self.generation.choice)
+        self._note_first_token()
+        return self.end("stop")  # the grammar is at its end, and no token may say so
 
     def draw_behind_guesses(self, context: Context, row: int, guesses: Tokens) -> tuple[Frame, int]:
         """Draws as `draw` does, as often as the guess for the next token turns out right, and once more.
@@ -205,80 +196,39 @@ class Sequence:
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> Frame:
         """The frame for a token drawn from the logits of the last computed one."""
-        if self._answered == len(self.generation.resume):
-            self._first_token_at = self._now()
-        events = self._take(token, logprob)
-        if self.reason is None and (
-            self._answered >= self._limit or is_late(events, self._elapsed_ms, self.generation.max_predict_ms)
-        ):
-            self.reason = "length"
-        if self.reason is not None:
-            events += self._assembler.finish(self.reason)
-        if self.generation.extras.timings:
-            events = [timed(event, self._timings()) for event in events]
-        if self.reason is not None:
-            events.append(self._finished())
+        self._note_first_token()
         self.next_token = token
-        return Frame(tuple(events), (token,), self.generation.choice)
+        if logprob is not None and token in self._shown:
+            logprob = msgspec.structs.replace(logprob, data=self._piece(token))
+        return self._frame([(token, logprob)])
 
     def close(self) -> None:
         if self._sampler is not None:
             self._sampler.close()
 
-    def _take(self, token: int, logprob: TokenLogprob | None = None) -> list[Event]:
-        self._answered += 1
-        if self.reason is not None:  # resumed past its own end
-            return []
-        if token in self._end_tokens:
-            self.reason = "stop"
-            return self._assembler.feed(b"", logprob) if logprob is not None else []
-        piece = self._model.piece(token)
-        if token in self._shown:
-            piece = self._model.special_piece(token)
-            logprob = None if logprob is None else msgspec.structs.replace(logprob, data=piece)
-        events = self._assembler.feed(piece, logprob)
-        self.reason = self._assembler.ended
-        return events
-
-    def _end(self) -> list[Event]:
-        """The events of an answer that ends for `reason`."""
-        assert self.reason is not None
-        return [*self._assembler.finish(self.reason), self._finished()]
+    def _note_first_token(self) -> None:
+        if self._answered == self._resumed:
+            self._first_token_at = self._now()
 
     def _started(self) -> Started:
-        return Started(len(self.generation.prompt), self._cached_tokens, self.generation.choice, self.generation.echo)
+        return Started(self._prompt_tokens, self.cached_tokens, self.choice, self.generation.echo)
 
     def _finished(self) -> Finished:
-        assert self.reason is not None
-        out_of_room = self.reason == "length" and self._ends_with_context and self._answered >= self._limit
-        return Finished(
-            self._assembler.finish_reason(self.reason),
-            Usage(
-                len(self.generation.prompt),
-                self._answered,
-                self._cached_tokens,
-                min(self._assembler.reasoning_tokens, self._answered),
-            ),
-            self._assembler.stop_sequence,
-            self._timings(),
-            choice=self.generation.choice,
+        finished = super()._finished()
+        return msgspec.structs.replace(
+            finished,
             slot=-1 if self._slot is None else self._slot.id,
             slot_tokens=0 if self._slot is None else self._slot.length,
-            truncated=self.shifted or out_of_room,
+            truncated=self.shifted or finished.truncated,
         )
-
-    @property
-    def _elapsed_ms(self) -> float:
-        """Since the first token that was drawn here."""
-        return (self._now() - self._first_token_at) * 1000
 
     def _timings(self) -> Timings:
         given = len(self.generation.prompt) + len(self.generation.resume)
         return Timings(
             cache_n=self._reused,
             prompt_n=0 if self._slot is None else given - self._reused,
-            prompt_ms=(self._first_token_at - self._admitted_at) * 1000,
-            predicted_n=self._answered - len(self.generation.resume),
+            prompt_ms=(self._first_token_at - self._began_at) * 1000,
+            predicted_n=self._answered - self._resumed,
             predicted_ms=self._elapsed_ms,
             draft_n=self._guessed,
             draft_n_accepted=self._guessed_right,

@@ -1,29 +1,15 @@
-"""One choice of a request: what vLLM's tokens mean, and when the answer ends. vLLM's own text and stops are not used.
-
-The budget: prompt and answer together never exceed the context, and the answer never exceeds `max_tokens`. Tokens of
-`resume` are part of the answer and of its budget; they pass through the assembler without a trace.
-"""
+"""One choice of a request on vLLM, whose own text and stops are not used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from backends.output.answer import Answer, Budget
 from backends.output.assembler import Assembler
-from backends.output.pace import is_late, timed
 from backends.prompts import Prepared
 from backends.vocabulary import Vocabulary
-from protocols.events import (
-    Echo,
-    Event,
-    Finished,
-    FinishReason,
-    Frame,
-    Started,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
+from protocols.events import Echo, Frame, Started, Timings, TokenLogprob
 from protocols.request import Request
 
 LOWEST = -3.4028234663852886e38
@@ -33,8 +19,8 @@ Logprobs = Mapping[int, Any]
 """Token to vLLM's `Logprob`: the drawn one and the likeliest."""
 
 
-class Answer:
-    """`limit` is how many tokens the answer may have; `reason` is set once it has ended."""
+class VllmAnswer(Answer):
+    """`limit` is how many tokens the answer may have."""
 
     def __init__(
         self,
@@ -48,32 +34,27 @@ class Answer:
         replays: bool,
     ) -> None:
         """`replays`: the engine generates the tokens of `resume` again."""
-        self.choice = choice
-        self.reason: FinishReason | None = None
-        self.cached_tokens = 0
         self._request = request
-        self._prompt_tokens = len(prepared.tokens)
-        self._shown = prepared.shown
-        self._vocabulary = vocabulary
-        self._now = now
-        parser = None if prepared.parser is None else prepared.parser.make(request.id, choice)
-        self._assembler = Assembler(request.stop, choice, request.stop_indent, parser)
-        self._end_tokens = frozenset[int]() if request.ignore_eos else vocabulary.end_tokens
-        room = context_length - self._prompt_tokens
-        self.limit = room if request.max_tokens is None else min(request.max_tokens, room)
-        self._ends_with_context = self.limit == room
-        self._answered = 0
         self._replayed = 0 if replays else len(request.resume)
-        self._began_at = self._first_token_at = now()
-        for token in request.resume:
-            self._take(token)
-        if self._answered >= self.limit and self.reason is None:
-            self.reason = "length"
 
-    @property
-    def answered(self) -> int:
-        """How many tokens the answer has so far, those that were resumed among them."""
-        return self._answered
+        def piece(token: int) -> bytes:
+            return vocabulary.special_piece(token) if token in prepared.shown else vocabulary.piece(token)
+
+        parser = None if prepared.parser is None else prepared.parser.make(request.id, choice)
+        prompt_tokens = len(prepared.tokens)
+        budget = Budget(context_length - prompt_tokens, request.max_tokens, request.max_predict_ms)
+        self.limit = budget.tokens
+        super().__init__(
+            Assembler(request.stop, choice, request.stop_indent, parser),
+            piece,
+            budget,
+            now,
+            choice=choice,
+            prompt_tokens=prompt_tokens,
+            resume=request.resume,
+            end_tokens=frozenset() if request.ignore_eos else vocabulary.end_tokens,
+            with_timings=request.extras.timings,
+        )
 
     def started(self, echo: Echo | None) -> Started:
         return Started(self._prompt_tokens, self.cached_tokens, self.choice, echo)
@@ -85,49 +66,17 @@ class Answer:
 
     def accept(self, tokens: Sequence[int], logprobs: Sequence[Logprobs] | None) -> Frame | None:
         """The frame of tokens that the engine has made. None if all of them are those of `resume` again."""
-        events: list[Event] = []
-        taken: list[int] = []
+        frame = self._frame(self._new(tokens, logprobs))
+        return frame if frame.tokens or frame.events else None
+
+    def _new(
+        self, tokens: Sequence[int], logprobs: Sequence[Logprobs] | None
+    ) -> Iterator[tuple[int, TokenLogprob | None]]:
         for index, token in enumerate(tokens):
             if self._replayed < len(self._request.resume):
                 self._replayed += 1
                 continue
-            if self.reason is not None:
-                break
-            logprob = None if logprobs is None else self._logprob(token, logprobs[index])
-            new = self._take(token, logprob)
-            taken.append(token)
-            events += new
-            if self.reason is None and (
-                self._answered >= self.limit or is_late(new, self._elapsed_ms, self._request.max_predict_ms)
-            ):
-                self.reason = "length"
-        if self.reason is not None:
-            events += self._assembler.finish(self.reason)
-        if self._request.extras.timings:
-            events = [timed(event, self._timings()) for event in events]
-        if self.reason is not None:
-            events.append(self._finished())
-        return Frame(tuple(events), tuple(taken), self.choice) if taken or events else None
-
-    def end(self, reason: FinishReason) -> Frame:
-        """The answer ends without another token, unless it has ended for another reason before."""
-        self.reason = self.reason or reason
-        return Frame((*self._assembler.finish(self.reason), self._finished()), choice=self.choice)
-
-    def _take(self, token: int, logprob: TokenLogprob | None = None) -> list[Event]:
-        self._answered += 1
-        if self.reason is not None:  # resumed past its own end
-            return []
-        if token in self._end_tokens:
-            self.reason = "stop"
-            return self._assembler.feed(b"", logprob) if logprob is not None else []
-        events = self._assembler.feed(self._piece(token), logprob)
-        self.reason = self._assembler.ended
-        return events
-
-    def _piece(self, token: int) -> bytes:
-        vocabulary = self._vocabulary
-        return vocabulary.special_piece(token) if token in self._shown else vocabulary.piece(token)
+            yield token, None if logprobs is None else self._logprob(token, logprobs[index])
 
     def _logprob(self, token: int, found: Logprobs) -> TokenLogprob:
         assert self._request.logprobs is not None
@@ -138,32 +87,11 @@ class Answer:
     def _entry(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         return TokenLogprob(token, self._piece(token), max(min(logprob, 0.0), LOWEST), top)
 
-    def _finished(self) -> Finished:
-        assert self.reason is not None
-        return Finished(
-            self._assembler.finish_reason(self.reason),
-            Usage(
-                self._prompt_tokens,
-                self._answered,
-                self.cached_tokens,
-                min(self._assembler.reasoning_tokens, self._answered),
-            ),
-            self._assembler.stop_sequence,
-            self._timings(),
-            choice=self.choice,
-            truncated=self.reason == "length" and self._ends_with_context and self._answered >= self.limit,
-        )
-
-    @property
-    def _elapsed_ms(self) -> float:
-        """Since the first token that was drawn here."""
-        return (self._now() - self._first_token_at) * 1000
-
     def _timings(self) -> Timings:
         return Timings(
             cache_n=self.cached_tokens,
             prompt_n=self._prompt_tokens - self.cached_tokens,
             prompt_ms=(self._first_token_at - self._began_at) * 1000,
-            predicted_n=self._answered - len(self._request.resume),
+            predicted_n=self._answered - self._resumed,
             predicted_ms=self._elapsed_ms,
         )

@@ -21,7 +21,7 @@ from backends.grammar.tool_grammar import demands_grammar
 from backends.pooling import Matrix, checked_lengths, embedding_inputs, normalized
 from backends.prompts import Prepared, prompt_chars
 from backends.vllm.accounts import Accounts, Run
-from backends.vllm.answer import Answer
+from backends.vllm.answer import VllmAnswer
 from backends.vllm.compat import (
     EngineDeadError,
     LoRARequest,
@@ -104,14 +104,15 @@ class VllmBackend(Unsupported):
             raise ContextOverflow.of(prompt_tokens, context_length)
         checked_tokens(request.resume, loaded.vocabulary, "resume")
         quick = request.constraint is None and not demands_grammar(request)
-        request = await self._aside(partial(constrained, request, prepared.parser), 0 if quick else _INLINE_SIZE + 1)
+        constrain = partial(constrained, request, prepared.parser, control_tokens=bool(prepared.shown))
+        request = await self._aside(constrain, 0 if quick else _INLINE_SIZE + 1)
         arguments = sampling_arguments(request, loaded.vocabulary, loaded.defaults, structured(request.constraint))
         echo = self._echo(loaded, prepared, request) if request.extras.echo else None
         head = _Head(echo)
         replays = bool(request.resume) and needs_replay(arguments)
         choices = []
         for choice in range(request.choice, request.choice + request.n):
-            answer = Answer(
+            answer = VllmAnswer(
                 request, choice, prepared, loaded.vocabulary, context_length, time.monotonic, replays=replays
             )
             run = Run(f"{request.id}-{next(self._ids)}", prompt_tokens, leads=choice == request.choice)
@@ -317,7 +318,7 @@ class VllmBackend(Unsupported):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    answer: Answer
+    answer: VllmAnswer
     run: Run
     prepared: Prepared
     arguments: Mapping[str, Any]
@@ -332,7 +333,7 @@ class _Head:
         self._echo = echo
         self._due = True
 
-    def take(self, answer: Answer) -> tuple[Started, ...]:
+    def take(self, answer: VllmAnswer) -> tuple[Started, ...]:
         if not self._due:
             return ()
         self._due = False

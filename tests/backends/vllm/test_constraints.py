@@ -61,8 +61,21 @@ def test_a_demanded_call_is_a_grammar() -> None:
     assert not matches(constraint.text, "No.")
 
 
-def test_a_call_that_is_not_demanded_is_not_constrained() -> None:
-    assert constrained(*asked(ToolChoice("auto"))).constraint is None
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 3}}\n</tool_call>'
+
+
+def test_a_call_that_is_not_demanded_is_constrained_where_it_begins() -> None:
+    constraint = constrained(*asked(ToolChoice("auto"))).constraint
+    assert isinstance(constraint, GbnfConstraint) and not constraint.lazy
+    for said in ("", "No.", "Is 1 < 2? <tool_cal", "<<tool", CALL, f"I look. <{CALL}", f"{CALL}\n{CALL}"):
+        assert matches(constraint.text, said), said
+    for wrong in (f"{CALL} or not", CALL.replace("3", '"3"'), "I look. <tool_call>", f"x{CALL[:-1]}"):
+        assert not matches(constraint.text, wrong), wrong
+
+
+def test_control_tokens_are_in_no_grammar() -> None:
+    assert constrained(*asked(ToolChoice("auto")), control_tokens=True).constraint is None
+    assert constrained(*asked(ToolChoice("required")), control_tokens=True).constraint is not None
 
 
 @pytest.mark.parametrize(
