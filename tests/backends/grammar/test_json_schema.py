@@ -222,7 +222,7 @@ def texts(document: Any) -> set[str]:
 
 def matches(gbnf: str, text: str) -> bool:
     matcher = Matcher(parse(gbnf), {})
-    state = matcher.advance(matcher.start, -1, text.encode())
+    state = matcher.advance(matcher.start, -1, text.encode()) if text else matcher.start  # a token is never empty
     return state is not None and matcher.complete(state)
 
 

@@ -10,16 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.grammar.gbnf import parse
-from backends.grammar.gbnf_matcher import Matcher
 from backends.grammar.json_schema import to_gbnf
 from protocols.errors import InvalidRequest
-
-
-def matches(gbnf: str, text: str) -> bool:
-    matcher = Matcher(parse(gbnf), {})
-    state = matcher.advance(matcher.start, -1, text.encode())
-    return state is not None and matcher.complete(state)
+from tests.backends.grammar.test_json_schema import matches
 
 
 def texts(document: Any) -> list[str]:
