@@ -67,7 +67,7 @@ class HttpApp:
         self._memory = ResponseMemory(response_store.create(settings.response_store))
         asking = QuestionEndpoints(self._pool_of, self._memory, settings)
         ask = asking.ask
-        looking = MonitorEndpoints(monitor or Monitor(pool))
+        looking = MonitorEndpoints(monitor or Monitor(pool), pool, settings)
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
