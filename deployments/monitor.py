@@ -159,6 +159,10 @@ class Monitor:
         states = {state.entry.id: state.replicas or () for state in await self._states.look()}
         return text([replica.stats for replica in states.get(model, ())], self._totals.get(model, Totals()))
 
+    def llamacpp_totals(self) -> Totals:
+        """Of all models together, and of names that are none."""
+        return Totals.of(self._totals.values())
+
     async def status(self, seen: Sequence[ModelEntry]) -> Status:
         """Of the models in `seen`. One that is seen only by other names bears the first of them."""
         ids = {entry.id for entry in seen}

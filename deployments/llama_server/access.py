@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -44,19 +45,26 @@ class CorsOptions(msgspec.Struct, frozen=True):
     credentials: bool
 
 
-class Cors:
-    """Answers preflights, which bring no key, and says with every answer which page may read it.
+class Cased(bytes):
+    """The name of a header that goes out as it is written: some of llama-server's clients look for no other case.
 
-    The headers have the case that llama-server gives them: some of its clients look for no other.
+    uvicorn writes of each name what its `lower` says.
     """
+
+    def lower(self) -> Self:
+        return self
+
+
+class Cors:
+    """Answers preflights, which bring no key, and says with every answer which page may read it."""
 
     def __init__(self, app: ASGIApp, options: CorsOptions) -> None:
         self._app = app
         self._options = options
         self._preflight = [
-            (b"Access-Control-Allow-Credentials", b"true" if options.credentials else b"false"),
-            (b"Access-Control-Allow-Methods", options.methods.encode()),
-            (b"Access-Control-Allow-Headers", options.headers.encode()),
+            (Cased(b"Access-Control-Allow-Credentials"), b"true" if options.credentials else b"false"),
+            (Cased(b"Access-Control-Allow-Methods"), options.methods.encode()),
+            (Cased(b"Access-Control-Allow-Headers"), options.headers.encode()),
             (b"content-length", b"0"),
         ]
 
@@ -65,7 +73,7 @@ class Cors:
             await self._app(scope, receive, send)
             return
         allowed = self._allowed(header(scope, b"origin"))
-        grant = [(b"Access-Control-Allow-Origin", allowed)] if allowed else []
+        grant = [(Cased(b"Access-Control-Allow-Origin"), allowed)] if allowed else []
         if scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 200, "headers": [*grant, *self._preflight]})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
