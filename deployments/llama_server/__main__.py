@@ -17,7 +17,7 @@ from backends import create
 from backends.base import BackendStartError
 from deployments import local
 from deployments.http import build_app
-from deployments.llama_server.access import ApiKeys, Cors
+from deployments.llama_server.access import ApiKeys, Cors, keeping_case
 from deployments.llama_server.bodies import LooseBodies
 from deployments.llama_server.flags import Options, UsageError, parse
 from deployments.llama_server.looks import Looks
@@ -57,7 +57,7 @@ async def serve(options: Options, settings: ModelSettings) -> None:
         app = build_app(pool, gateway, echo_request_id=True, monitor=monitor)
         app = LooseBodies(app, entry.id, gateway.max_body_bytes)
         app = Looks(app, pool, monitor, metrics=options.show_metrics, page=options.show_page)
-        guarded = Cors(ApiKeys(app, keys), cors(options))
+        guarded = keeping_case(Cors(ApiKeys(app, keys), cors(options)))
         await local.listen(guarded, options.hosts, options.port, lambda: logger.info("%s is ready", entry.id))
 
 

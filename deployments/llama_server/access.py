@@ -45,16 +45,6 @@ class CorsOptions(msgspec.Struct, frozen=True):
     credentials: bool
 
 
-class Cased(bytes):
-    """The name of a header that goes out as it is written: some of llama-server's clients look for no other case.
-
-    uvicorn writes of each name what its `lower` says.
-    """
-
-    def lower(self) -> Self:
-        return self
-
-
 class Cors:
     """Answers preflights, which bring no key, and says with every answer which page may read it."""
 
@@ -62,9 +52,9 @@ class Cors:
         self._app = app
         self._options = options
         self._preflight = [
-            (Cased(b"Access-Control-Allow-Credentials"), b"true" if options.credentials else b"false"),
-            (Cased(b"Access-Control-Allow-Methods"), options.methods.encode()),
-            (Cased(b"Access-Control-Allow-Headers"), options.headers.encode()),
+            (b"Access-Control-Allow-Credentials", b"true" if options.credentials else b"false"),
+            (b"Access-Control-Allow-Methods", options.methods.encode()),
+            (b"Access-Control-Allow-Headers", options.headers.encode()),
             (b"content-length", b"0"),
         ]
 
@@ -73,7 +63,7 @@ class Cors:
             await self._app(scope, receive, send)
             return
         allowed = self._allowed(header(scope, b"origin"))
-        grant = [(Cased(b"Access-Control-Allow-Origin"), allowed)] if allowed else []
+        grant = [(b"Access-Control-Allow-Origin", allowed)] if allowed else []
         if scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 200, "headers": [*grant, *self._preflight]})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -100,3 +90,26 @@ def _is_local(origin: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class _Cased(bytes):
+    """A name of which uvicorn, which writes what `lower` says, writes what it is."""
+
+    def lower(self) -> Self:
+        return self
+
+
+def keeping_case(app: ASGIApp) -> ASGIApp:
+    """Headers go out in the case that they have here: some of llama-server's clients look for no other than its own."""
+
+    async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_kept(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    (name if name.islower() else _Cased(name), value) for name, value in message["headers"]
+                ]
+            await send(message)
+
+        await app(scope, receive, send_kept)
+
+    return kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from deployments.http_answers import dialect_of, send_body, send_error
-from deployments.llama_server.access import Cased
 from deployments.metrics import CONTENT_TYPE
 from deployments.middleware import ASGIApp, Receive, Scope, Send
 from deployments.models import ModelPool, the_only_model
@@ -49,7 +48,7 @@ class Looks:
         totals, before = self._monitor.llamacpp_totals(), self._seen
         self._seen = totals
         body = text([replica.stats for replica in stats], totals, before)
-        await send_body(send, 200, CONTENT_TYPE, body, [(Cased(b"Process-Start-Time-Unix"), self._started)])
+        await send_body(send, 200, CONTENT_TYPE, body, [(b"Process-Start-Time-Unix", self._started)])
 
     def _as_for_a_browser(self, scope: Scope) -> Scope:
         if not self._page:

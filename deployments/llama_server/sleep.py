@@ -108,9 +108,8 @@ class SleepingPool:
         if self._backend is None:
             return self._past
         now = self._backend.stats()
-        return msgspec.structs.replace(
-            now, **{name: getattr(now, name) + getattr(self._past, name) for name in _TOTALS}
-        )
+        sums = {name: getattr(now, name) + getattr(self._past, name) for name in _TOTALS}
+        return msgspec.structs.replace(now, **sums)
 
     async def _unload(self) -> None:
         if self._backend is not None:
