@@ -13,7 +13,7 @@ from backends.llamacpp.slots import Slots
 
 
 class Totals:
-    """Counts that only ever grow: tokens, but for steps, the requests in them, and how often was guessed (`guesses`)."""
+    """Counts that only ever grow: tokens, but for steps, the requests in them, and how often there were `guesses`."""
 
     def __init__(self) -> None:
         self.prompt = self.cached = self.generated = self.steps = 0

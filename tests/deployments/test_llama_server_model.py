@@ -32,7 +32,8 @@ def hosts() -> list[str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Its port."""
     port = free_port()
-    line = f"--port {port} --api-key sesame --ctx-size 512 --parallel 2 --threads 1 -n 4 --seed 1 --cont-batching --metrics"
+    line = f"--port {port} --api-key sesame --ctx-size 512 --parallel 2 --threads 1 -n 4 --seed 1 --metrics"
+    line += " --cont-batching"
     out = tmp_path_factory.mktemp("server") / "out"
     command = [sys.executable, "-m", "deployments.llama_server", "--model", DEMO_MODEL, "--host", ",".join(hosts())]
     with out.open("w") as log:
