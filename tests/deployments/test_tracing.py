@@ -6,11 +6,12 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -97,6 +98,28 @@ async def test_nothing_that_was_said_is_in_a_span(exporter: InMemorySpanExporter
     spans = exporter.get_finished_spans()
     assert len(spans) == 6
     assert [span for span in spans if "marked" in span.to_json()] == []
+
+
+async def test_what_is_left_is_sent_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    processor = BatchSpanProcessor(exporter, schedule_delay_millis=1e6)
+    monkeypatch.setattr(tracing, "otlp", lambda endpoint: Spans(processor))
+    served = app(trace_endpoint=ENDPOINT)
+    async with client(served) as http:
+        await http.post(CHAT, content=chat_body())
+    assert exporter.get_finished_spans() == ()
+    told: list[str] = []
+    events = iter(("lifespan.startup", "lifespan.shutdown"))
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(events)}
+
+    async def send(message: Mapping[str, Any]) -> None:
+        told.append(message["type"])
+
+    await served({"type": "lifespan"}, receive, send)
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert len(exporter.get_finished_spans()) == 1
 
 
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
