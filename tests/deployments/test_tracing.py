@@ -34,7 +34,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 async def asked(
-    exporter: InMemorySpanExporter, script: Sequence[Step] = HELLO, traceparent: str = "", **fields: object
+    exporter: InMemorySpanExporter, script: Sequence[Step] = HELLO, traceparent: str = "", **fields: Any
 ) -> tuple[ReadableSpan, ...]:
     headers = {"traceparent": traceparent, "tracestate": "vendor=markedstate", "x-request-id": "r1"}
     async with client(app(ScriptedPool(script), trace_endpoint=ENDPOINT)) as http:
