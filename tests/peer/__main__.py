@@ -50,16 +50,15 @@ def run_file(name: str, server: Path) -> dict[str, Outcome]:
         "PYTHONUNBUFFERED": "1",
     }
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command, cwd=tests, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=tests, env=environment, stdout=out, stderr=subprocess.STDOUT)
         try:
             process.wait(60 * MINUTES)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the server that it has started
-            process.wait()
+            process.send_signal(signal.SIGINT)  # pytest stops the server that it has started, and reports
+            process.wait(60)
+            raise SystemExit(f"{name} did not end in {MINUTES} minutes: see {log}") from None
     if not report.exists():
-        raise SystemExit(f"{name} did not run to its end in {MINUTES} minutes: see {log}")
+        raise SystemExit(f"{name} did not run: see {log}")
     return dict(_outcome(case) for case in ElementTree.parse(report).getroot().iter("testcase"))
 
 
