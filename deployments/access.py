@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/api/hello"})
 """What may be read without a key: whether somebody is here, and nothing else."""
 
+LOOKING_PATHS = frozenset({"/metrics", "/api/status"})
+"""What is read again and again by those who look on: it needs a key, and uses nothing of what the key may do."""
+
 
 class Access:
     """Without a file of keys everybody may do everything, and only the size of headers is looked at."""
@@ -36,21 +39,24 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        account = None
+        entered = None
         try:
             self._check_headers(scope)
-            if self._keys is not None and not (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
+            reads = scope["method"] in ("GET", "HEAD")
+            if self._keys is not None and not (reads and scope["path"] in OPEN_PATHS):
                 account = self._accounts.of(authenticated(scope, await self._keys.ring()))
                 scope[KEY], scope[ACCOUNT] = account.key.id, account
-                account.enter()
+                if not (reads and scope["path"] in LOOKING_PATHS):
+                    account.enter()
+                    entered = account
         except ServingError as error:
             await _refuse(scope, send, error)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            if account is not None:
-                account.leave()
+            if entered is not None:
+                entered.leave()
 
     def _check_headers(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])

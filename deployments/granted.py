@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 
 import msgspec
@@ -118,6 +118,14 @@ class GrantedPool:
 def pool_of(pool: ModelPool, settings: GatewaySettings, scope: Scope) -> ModelPool:
     """`pool` for the caller of a request."""
     return GrantedPool(pool, settings, scope.get(ACCOUNT))
+
+
+def models_of(pool: ModelPool, scope: Scope) -> Set[str] | None:
+    """The ids of the models that a request's caller may see anything of; None: all, also those that are gone."""
+    account: Account | None = scope.get(ACCOUNT)
+    if account is None or account.key.models is None:
+        return None
+    return {entry.of or entry.id for entry in pool.models() if account.key.may_use(entry.id)}
 
 
 class _Used:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -31,9 +32,9 @@ from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.monitor import Monitor
 from deployments.monitor_endpoints import MonitorEndpoints
 from deployments.question_endpoints import QuestionEndpoints, messages_codec
-from deployments.request_log import RequestLog
+from deployments.request_log import RequestLog, Traces
 from deployments.responses import ResponseMemory
-from deployments.settings import GatewaySettings
+from deployments.settings import ConfigError, GatewaySettings
 from deployments.stored_responses import stored_response_endpoints
 from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses
 from protocols.codec import Call, Codec, Stamp
@@ -67,7 +68,7 @@ class HttpApp:
         self._memory = ResponseMemory(response_store.create(settings.response_store))
         asking = QuestionEndpoints(self._pool_of, self._memory, settings)
         ask = asking.ask
-        looking = MonitorEndpoints(monitor or Monitor(pool))
+        looking = MonitorEndpoints(monitor or Monitor(pool), pool, settings)
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": self._generate(openai_chat.CODEC)},
             "/v1/responses": {"POST": self._generate(openai_responses.CODEC, self._memory)},
@@ -288,4 +289,13 @@ def build_app(
     """Raises `ConfigError` if a file that the settings name cannot be used."""
     monitor = monitor or Monitor(pool)
     allowed = Cors(Access(HttpApp(pool, settings, monitor), settings), settings.cors)
-    return RequestId(RequestLog(allowed, monitor), echo=echo_request_id)
+    traces = None if settings.trace_endpoint is None else _traces(settings.trace_endpoint)
+    return RequestId(RequestLog(allowed, monitor, traces=traces), echo=echo_request_id)
+
+
+def _traces(endpoint: str) -> Traces:
+    try:
+        spans: Traces = import_module("deployments.tracing").otlp(endpoint)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"trace_endpoint needs a package that is not here (extra otel): {error}") from None
+    return spans

@@ -10,12 +10,13 @@ closed sets. Nothing a client wrote becomes a label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Literal, Protocol, assert_never
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -178,6 +179,19 @@ class _Gauges(Collector):
                 yield family
 
 
+class _Part(Collector):
+    """What is about `models`, or about none."""
+
+    def __init__(self, whole: Collector, models: Set[str]) -> None:
+        self._whole = whole
+        self._models = models | {""}
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._whole.collect():
+            family.samples = [one for one in family.samples if one.labels["model"] in self._models]
+            yield family
+
+
 class Registry:
     """The `Sink` of `/metrics`."""
 
@@ -213,7 +227,7 @@ class Registry:
             self._adders[key] = adder
         adder(value)
 
-    def text(self, gauges: Sequence[Sample]) -> bytes:
-        """All of it in Prometheus's format, with the gauges as they are now."""
+    def text(self, gauges: Sequence[Sample], models: Set[str] | None = None) -> bytes:
+        """In Prometheus's format, with the gauges as they are now: all, or those about `models` and about none."""
         self._gauges.samples = gauges
-        return generate_latest(self._registry)
+        return generate_latest(self._registry if models is None else _Part(self._registry, models))

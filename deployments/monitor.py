@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
 import msgspec
 
 from deployments import metrics
 from deployments.metrics import Registry, Sample, Sink
 from deployments.model_states import ModelState, ModelStates
-from deployments.models import ModelPool
+from deployments.models import ModelEntry, ModelPool
 from deployments.request_log import GENERATE, OK, Record
 from protocols.card import BackendStats
 from protocols.errors import ModelNotFound
@@ -140,32 +140,40 @@ class Monitor:
         starting = [Sample(metrics.REPLICAS, (entry.id, "starting"), entry.starting) for entry in entries]
         return [*active, *running, *starting]
 
-    async def metrics(self) -> bytes:
-        """All metrics in Prometheus's format."""
+    async def metrics(self, models: Set[str] | None) -> bytes:
+        """In Prometheus's format: all, or those about `models` and about none."""
         of_replicas = [
             sample
             for state in await self._states.look()
             for replica in state.replicas or ()
             for sample in replica_samples(state.entry.id, replica.replica, replica.stats)
         ]
-        return self._registry.text([*self.gauges(), *of_replicas])
+        return self._registry.text([*self.gauges(), *of_replicas], models)
 
-    async def llamacpp_metrics(self, name: str) -> bytes:
-        """Those of one model in llama.cpp's names. Raises `ModelNotFound`."""
-        states, model = await self._states.look(), self._label(name)
-        state = next((state for state in states if state.entry.id == model), None)
-        if state is None:
-            raise ModelNotFound.of(name, [state.entry.id for state in states])
-        replicas = [replica.stats for replica in state.replicas or ()]
-        return text(replicas, self._totals.get(model, Totals()))
+    async def llamacpp_metrics(self, name: str, seen: Sequence[ModelEntry]) -> bytes:
+        """Those of one model of `seen`, in llama.cpp's names. Raises `ModelNotFound`."""
+        entry = next((entry for entry in seen if entry.id == name), None)
+        if entry is None:
+            raise ModelNotFound.of(name, [entry.id for entry in seen])
+        model = entry.of or entry.id
+        states = {state.entry.id: state.replicas or () for state in await self._states.look()}
+        return text([replica.stats for replica in states.get(model, ())], self._totals.get(model, Totals()))
 
-    async def status(self) -> Status:
-        states = await self._states.look()
+    def llamacpp_totals(self) -> Totals:
+        """Of all models together, and of names that are none."""
+        return Totals.of(self._totals.values())
+
+    async def status(self, seen: Sequence[ModelEntry]) -> Status:
+        """Of the models in `seen`. One that is seen only by other names bears the first of them."""
+        ids = {entry.id for entry in seen}
         active: Counter[str] = Counter()
         for (model, _), count in self._active().items():
             active[model] += count
-        models = tuple(_shown(state, active[state.entry.id]) for state in states)
-        return Status(round(time.monotonic() - self._started, 1), models)
+        models = []
+        for state in await self._states.look():
+            if names := [name for name in (state.entry.id, *state.names) if name in ids]:
+                models.append(_shown(state, names, active[state.entry.id]))
+        return Status(round(time.monotonic() - self._started, 1), tuple(models))
 
 
 def replica_samples(model: str, replica: str, stats: BackendStats) -> Iterator[Sample]:
@@ -177,7 +185,7 @@ def replica_samples(model: str, replica: str, stats: BackendStats) -> Iterator[S
     yield Sample(metrics.KV_TOKENS_USED, of, stats.kv_tokens_used)
 
 
-def _shown(state: ModelState, active: int) -> Model:
+def _shown(state: ModelState, names: Sequence[str], active: int) -> Model:
     entry = state.entry
     if not entry.ready:
         word = "loading"
@@ -186,8 +194,8 @@ def _shown(state: ModelState, active: int) -> Model:
     else:
         word = "loading" if entry.starting else "asleep"
     return Model(
-        entry.id,
-        state.names,
+        names[0],
+        tuple(names[1:]),
         word,
         entry.replicas,
         entry.starting,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from deployments import granted
 from deployments.http_answers import query_value, send_body, send_json
 from deployments.metrics import CONTENT_TYPE
 from deployments.middleware import Receive, Scope, Send, header
+from deployments.models import ModelEntry, ModelPool
 from deployments.monitor import Monitor
+from deployments.settings import GatewaySettings
 
 PAGE = Path(__file__).with_name("page.html").read_bytes()
 """One file, with nothing from elsewhere: it works without a network, and nobody else's code sees a key."""
@@ -39,8 +43,12 @@ _PAGE_HEADERS = (
 
 
 class MonitorEndpoints:
-    def __init__(self, monitor: Monitor) -> None:
+    """Nobody is shown anything of a model that their key may not use."""
+
+    def __init__(self, monitor: Monitor, pool: ModelPool, settings: GatewaySettings) -> None:
         self._monitor = monitor
+        self._pool = pool
+        self._settings = settings
 
     async def home(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The page for browsers; for all others whether somebody is here."""
@@ -50,10 +58,15 @@ class MonitorEndpoints:
             await send_json(send, 200, b'{"status":"ok"}', [(b"vary", b"accept")])
 
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, msgspec.json.encode(await self._monitor.status()))
+        await send_json(send, 200, msgspec.json.encode(await self._monitor.status(self._seen(scope))))
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """With `?model=` those that llama.cpp has, of one model and without labels."""
-        model = query_value(scope, "model")
-        text = await (self._monitor.llamacpp_metrics(model) if model else self._monitor.metrics())
+        if model := query_value(scope, "model"):
+            text = await self._monitor.llamacpp_metrics(model, self._seen(scope))
+        else:
+            text = await self._monitor.metrics(granted.models_of(self._pool, scope))
         await send_body(send, 200, CONTENT_TYPE, text)
+
+    def _seen(self, scope: Scope) -> Sequence[ModelEntry]:
+        return granted.pool_of(self._pool, self._settings, scope).models()

@@ -9,6 +9,7 @@ Layers below the HTTP side reach the record of the request that they work for by
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -167,17 +168,28 @@ class Books(Protocol):
         """The label of the record's model."""
 
 
+class Traces(Protocol):
+    """Who makes spans of requests; `tracing.Spans`."""
+
+    def ended(self, scope: Scope, line: Line, ended_ns: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RequestLog:
     """Middleware: makes the record, and writes its line when the answer is over."""
 
-    def __init__(self, app: ASGIApp, books: Books, clock: Clock = time.monotonic) -> None:
+    def __init__(self, app: ASGIApp, books: Books, clock: Clock = time.monotonic, traces: Traces | None = None) -> None:
         self._app = app
         self._books = books
         self._clock = clock
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            if self._traces is not None:  # the server ends
+                await asyncio.to_thread(self._traces.close)
             return
         record = Record(self._clock)
         self._books.opened(record)
@@ -197,6 +209,9 @@ class RequestLog:
             _current.reset(token)
             model = self._books.closed(record)
             # A look at the health, the metrics or the page is no request of a model's.
-            level = logging.INFO if record.operation or record.outcome != OK else logging.DEBUG
+            of_model = bool(record.operation) or record.outcome != OK
+            level = logging.INFO if of_model else logging.DEBUG
             if logger.isEnabledFor(level):
                 logger.log(level, "%s", msgspec.json.encode(line(record, scope, model)).decode())
+            if self._traces is not None and of_model:
+                self._traces.ended(scope, line(record, scope, model), time.time_ns())

@@ -152,6 +152,12 @@ class GatewaySettings(_Settings):
         description="One line of JSON for each request: ids, tokens, times and outcome, never what was said. "
         "`serve --local` writes it to standard error, Serve to the logs of the gateway.",
     )
+    trace_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="Where OpenTelemetry's spans go, one for each request, as the log has it: a URL of OTLP over HTTP, "
+        "such as http://collector:4318/v1/traces. Needs the extra `otel`. Default: nowhere.",
+    )
     step_channel: bool = Field(
         True, description="False sends tokens over Serve's handle stream only: slower, same result."
     )

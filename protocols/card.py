@@ -39,6 +39,8 @@ class BackendStats(msgspec.Struct, frozen=True):
 
     `uncached_tokens_queued` is what there is to compute before every request there is, waiting or running, generates:
     prompts without the beginnings that are cached or another one is to compute first. Of those waiting, an estimate.
+    `drafts_total` are the times that tokens were guessed, `step_requests_total` the requests in all steps together; 0
+    where an engine does not say.
     Embeddings and rankings count as requests and prompt tokens too; `running` ones need no slot.
     """
 
@@ -58,3 +60,5 @@ class BackendStats(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float = 0.0
     draft_tokens_total: int = 0
     draft_accepted_total: int = 0
+    drafts_total: int = 0
+    step_requests_total: int = 0

@@ -13,11 +13,12 @@ from backends.llamacpp.slots import Slots
 
 
 class Totals:
-    """Counts that only ever grow: tokens, but for `steps`."""
+    """Counts that only ever grow: tokens, but for steps, the requests in them, and how often there were `guesses`."""
 
     def __init__(self) -> None:
         self.prompt = self.cached = self.generated = self.steps = 0
-        self.guessed = self.guessed_right = 0
+        self.guessed = self.guessed_right = self.guesses = 0
+        self.step_requests = 0
         self.prefill_rate = Rate()
 
     def stats(
@@ -48,6 +49,8 @@ class Totals:
             prefill_tokens_per_s=self.prefill_rate.per_s,
             draft_tokens_total=self.guessed,
             draft_accepted_total=self.guessed_right,
+            drafts_total=self.guesses,
+            step_requests_total=self.step_requests,
         )
 
 

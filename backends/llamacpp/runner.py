@@ -244,6 +244,7 @@ class Runner:
         started = time.monotonic()
         self._compute(work)
         self._totals.steps += 1
+        self._totals.step_requests += len(work)
         prefilled = sum(len(part.tokens) for part in work if len(part.tokens) > 1 + part.guesses)
         self._totals.prefill_rate.add(prefilled, time.monotonic() - started)
 
@@ -297,6 +298,7 @@ class Runner:
             task.drafter.feed(frame.tokens)
             self._totals.guessed += guesses
             self._totals.guessed_right += right
+            self._totals.guesses += bool(guesses)
             self._take_back(part, guesses - right)
         self._emit(task, frame)
 

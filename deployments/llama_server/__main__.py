@@ -17,13 +17,15 @@ from backends import create
 from backends.base import BackendStartError
 from deployments import local
 from deployments.http import build_app
-from deployments.llama_server.access import ApiKeys, Cors
+from deployments.llama_server.access import ApiKeys, Cors, keeping_case
 from deployments.llama_server.bodies import LooseBodies
 from deployments.llama_server.flags import Options, UsageError, parse
+from deployments.llama_server.looks import Looks
 from deployments.llama_server.pool import OneModelPool
 from deployments.llama_server.settings import api_keys, cors, defaults, model_settings
 from deployments.llama_server.sleep import SleepingPool
 from deployments.models import ModelEntry, ModelPool
+from deployments.monitor import Monitor
 from deployments.settings import GatewaySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,11 @@ async def serve(options: Options, settings: ModelSettings) -> None:
     async with _models(entry.id, settings, options.sleep_after_s) as models:
         pool = OneModelPool(models, entry, defaults(options), show_slots=options.show_slots)
         gateway = GatewaySettings()
-        app = LooseBodies(build_app(pool, gateway, echo_request_id=True), entry.id, gateway.max_body_bytes)
-        guarded = Cors(ApiKeys(app, keys), cors(options))
+        monitor = Monitor(pool)
+        app = build_app(pool, gateway, echo_request_id=True, monitor=monitor)
+        app = LooseBodies(app, entry.id, gateway.max_body_bytes)
+        app = Looks(app, pool, monitor, metrics=options.show_metrics, page=options.show_page)
+        guarded = keeping_case(Cors(ApiKeys(app, keys), cors(options)))
         await local.listen(guarded, options.hosts, options.port, lambda: logger.info("%s is ready", entry.id))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -45,10 +46,7 @@ class CorsOptions(msgspec.Struct, frozen=True):
 
 
 class Cors:
-    """Answers preflights, which bring no key, and says with every answer which page may read it.
-
-    The headers have the case that llama-server gives them: some of its clients look for no other.
-    """
+    """Answers preflights, which bring no key, and says with every answer which page may read it."""
 
     def __init__(self, app: ASGIApp, options: CorsOptions) -> None:
         self._app = app
@@ -92,3 +90,26 @@ def _is_local(origin: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class _Cased(bytes):
+    """A name of which uvicorn, which writes what `lower` says, writes what it is."""
+
+    def lower(self) -> Self:
+        return self
+
+
+def keeping_case(app: ASGIApp) -> ASGIApp:
+    """Headers go out in the case that they have here: some of llama-server's clients look for no other than its own."""
+
+    async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_kept(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    (name if name.islower() else _Cased(name), value) for name, value in message["headers"]
+                ]
+            await send(message)
+
+        await app(scope, receive, send_kept)
+
+    return kept

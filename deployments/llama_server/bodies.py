@@ -11,8 +11,12 @@ from deployments.http_answers import dialect_of, send_error
 from deployments.middleware import ASGIApp, Message, Receive, Scope, Send, read_body
 from protocols.errors import ServingError
 
-_PATHS = {"/responses": "/v1/responses", "/responses/input_tokens": "/v1/responses/input_tokens"}
-_NEED_A_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"})
+_PATHS = {
+    "/v1/chat/completions": "/chat/completions",  # one and the same at llama-server
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+}
+_NEED_A_MODEL = frozenset({"/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"})
 _NEED_A_LIMIT = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _LIMIT = 4096
 

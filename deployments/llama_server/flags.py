@@ -55,6 +55,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str = "auto"
     reasoning_budget: int = -1
     show_slots: bool = True
+    show_metrics: bool = False
+    show_page: bool = True
     sleep_after_s: int = -1
     verbose: bool = False
     max_tokens: int = -1
@@ -174,6 +176,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--reasoning-budget",), "reasoning_budget", int),
     Flag(("--slots",), "show_slots", value=True),
     Flag(("--no-slots",), "show_slots", value=False),
+    Flag(("--metrics",), "show_metrics", value=True),
+    Flag(("--ui", "--webui"), "show_page", value=True),
+    Flag(("--no-ui", "--no-webui"), "show_page", value=False),
     Flag(("--sleep-idle-seconds",), "sleep_after_s", int),
     Flag(("-v", "--verbose", "--log-verbose"), "verbose", value=True),
     Flag(("-n", "--predict", "--n-predict"), "max_tokens", int),
@@ -209,10 +214,10 @@ SAMPLING: tuple[Flag, ...] = (
 )
 
 WITHOUT_MEANING = """
-    --metrics -cb --cont-batching --jinja --embedding --embeddings --offline --warmup --kv-offload -kvo --op-offload
+    -cb --cont-batching --jinja --embedding --embeddings --offline --warmup --kv-offload -kvo --op-offload
     --swa-full --perf --mmproj-auto --no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-models-autoload --no-agent
     --cache-prompt --no-jinja --cache-idle-slots --no-cache-idle-slots -bs --backend-sampling --backend_sampling
-    --no-perf --no-warmup --no-ui --no-webui --spec-draft-backend-sampling --no-spec-draft-backend-sampling
+    --no-perf --no-warmup --spec-draft-backend-sampling --no-spec-draft-backend-sampling
     --log-disable --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl
     --no-host --reuse-port --no-display-prompt
 """.split()

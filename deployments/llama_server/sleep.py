@@ -9,17 +9,22 @@ from typing import cast
 
 import msgspec
 
-from backends.base import Backend, BackendStartError, ModelCard
+from backends.base import Backend, BackendStartError, BackendStats, ModelCard
 from deployments.local import LocalPool
 from deployments.models import ModelEntry
-from protocols.calls import AnswerT, GetCard, Question
+from protocols.calls import AnswerT, GetAllStats, GetCard, Question, ReplicaStats
 from protocols.errors import Unavailable
 from protocols.events import Frame
 from protocols.request import Request
 
+_TOTALS = [name for name in BackendStats.__struct_fields__ if name.endswith("_total")]
+
 
 class SleepingPool:
-    """The `ModelPool` of one model, asleep after `idle_s` seconds without a request. Its card is read in its sleep."""
+    """The `ModelPool` of one model, asleep after `idle_s` seconds without a request.
+
+    Its card and its counts are read in its sleep, and reading them keeps it from none.
+    """
 
     def __init__(self, make: Callable[[], Backend], model: str, waiting_limit: int, idle_s: float) -> None:
         self._make = make
@@ -28,6 +33,7 @@ class SleepingPool:
         self._idle_s = idle_s
         self._backend: Backend | None = None
         self._card: ModelCard | None = None
+        self._past = BackendStats(0, 0, 0)
         self._pool: LocalPool | None = None
         self._changing = asyncio.Lock()
         self._users = 0
@@ -57,6 +63,8 @@ class SleepingPool:
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         if isinstance(call, GetCard) and self._card is not None:
             return cast(AnswerT, msgspec.structs.replace(self._card, asleep=self._pool is None))
+        if isinstance(call, GetAllStats):
+            return cast(AnswerT, [ReplicaStats(self._stats())])
         async with self._awake() as pool:
             return await pool.call(call)
 
@@ -95,7 +103,17 @@ class SleepingPool:
             if not self._users:
                 await self._unload()
 
+    def _stats(self) -> BackendStats:
+        """With what was counted before it slept; all else is that of nobody while it does."""
+        if self._backend is None:
+            return self._past
+        now = self._backend.stats()
+        sums = {name: getattr(now, name) + getattr(self._past, name) for name in _TOTALS}
+        return msgspec.structs.replace(now, **sums)
+
     async def _unload(self) -> None:
         if self._backend is not None:
+            stats = self._stats()
+            self._past = BackendStats(0, 0, 0, **{name: getattr(stats, name) for name in _TOTALS})
             backend, self._backend, self._pool = self._backend, None, None
             await backend.aclose()

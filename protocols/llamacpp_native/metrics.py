@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,14 +22,28 @@ class Totals(msgspec.Struct):
     output_s: float = 0.0
     longest: int = 0
 
+    @classmethod
+    def of(cls, parts: Iterable[Totals]) -> Totals:
+        """All of them together."""
+        whole = cls()
+        for part in parts:
+            whole.prompt_tokens += part.prompt_tokens
+            whole.prompt_s += part.prompt_s
+            whole.output_tokens += part.output_tokens
+            whole.output_s += part.output_s
+            whole.longest = max(whole.longest, part.longest)
+        return whole
+
+
+NONE = Totals()
 
 Item = tuple[str, Literal["counter", "gauge"], str, float]
 """Name, type, help and value."""
 
 
-def metrics(replicas: Sequence[BackendStats], totals: Totals) -> list[Item]:
-    """`replicas` are counted together. Rates are means over all that was computed, where llama.cpp's are since the last
-    look at them: here several may be looking.
+def metrics(replicas: Sequence[BackendStats], totals: Totals, before: Totals = NONE) -> list[Item]:
+    """`replicas` are counted together. Rates are means over what was computed since the totals were `before`: over all,
+    where several may be looking. llama.cpp's are since the last look.
     """
 
     def total(field: str) -> float:
@@ -56,18 +70,40 @@ def metrics(replicas: Sequence[BackendStats], totals: Totals) -> list[Item]:
         ("n_tokens_max", "counter", "Most tokens of a prompt with its answer.", float(totals.longest)),
         ("spec_decode_num_draft_tokens_total", "counter", "Tokens guessed.", total("draft_tokens_total")),
         ("spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right.", total("draft_accepted_total")),
-        ("prompt_tokens_seconds", "gauge", "Prompt tokens per second.", _rate(totals.prompt_tokens, totals.prompt_s)),
-        ("predicted_tokens_seconds", "gauge", "Tokens per second.", _rate(totals.output_tokens, totals.output_s)),
+        ("spec_decode_num_drafts_total", "counter", "Times that tokens were guessed.", total("drafts_total")),
+        (
+            "prompt_tokens_seconds",
+            "gauge",
+            "Prompt tokens per second.",
+            _ratio(totals.prompt_tokens - before.prompt_tokens, totals.prompt_s - before.prompt_s),
+        ),
+        (
+            "predicted_tokens_seconds",
+            "gauge",
+            "Tokens per second.",
+            _ratio(totals.output_tokens - before.output_tokens, totals.output_s - before.output_s),
+        ),
         ("requests_processing", "gauge", "Requests that run.", total("running")),
         ("requests_deferred", "gauge", "Requests that wait for a slot.", total("waiting")),
-        ("kv_cache_usage_ratio", "gauge", "Share of the KV cache in use.", _kv_use(replicas)),
+        (
+            "n_busy_slots_per_decode",
+            "gauge",
+            "Requests in a step of the engine, on average.",
+            _ratio(total("step_requests_total"), steps),
+        ),
+        (
+            "kv_cache_usage_ratio",
+            "gauge",
+            "Share of the KV cache in use.",
+            _ratio(total("kv_tokens_used"), total("kv_tokens_capacity")),
+        ),
         ("kv_cache_tokens", "gauge", "Tokens in the KV cache.", total("kv_tokens_used")),
     ]
 
 
-def text(replicas: Sequence[BackendStats], totals: Totals) -> bytes:
+def text(replicas: Sequence[BackendStats], totals: Totals, before: Totals = NONE) -> bytes:
     lines = []
-    for name, kind, help_text, value in metrics(replicas, totals):
+    for name, kind, help_text, value in metrics(replicas, totals, before):
         lines += [
             f"# HELP llamacpp:{name} {help_text}",
             f"# TYPE llamacpp:{name} {kind}",
@@ -76,10 +112,5 @@ def text(replicas: Sequence[BackendStats], totals: Totals) -> bytes:
     return "\n".join([*lines, ""]).encode()
 
 
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0
-
-
-def _kv_use(replicas: Sequence[BackendStats]) -> float:
-    capacity = sum(stats.kv_tokens_capacity for stats in replicas)
-    return sum(stats.kv_tokens_used for stats in replicas) / capacity if capacity else 0.0
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -194,6 +195,34 @@ async def test_a_key_sees_its_models_and_no_others(keys: Path) -> None:
         assert (await http.get("/props", headers=bearer(BOB))).status_code == 400
 
 
+async def test_who_looks_on_sees_of_other_keys_models_nothing(tmp_path: Path) -> None:
+    entries = [
+        entry("alice", ALICE, models=["mine"]),
+        entry("bob", BOB, models=["mine:tuned"]),
+        entry("root", ROOT, admin=True),
+    ]
+    models = [ModelEntry("mine", 1), ModelEntry("mine:tuned", 1, of="mine"), ModelEntry("secret", 1)]
+    served = app(ScriptedPool(HELLO, models), keys=str(write_keys(tmp_path / "keys", entries)))
+    async with client(served) as http:
+        for model in ("mine", "secret", "none"):
+            await http.post(CHAT, content=chat_body(model=model), headers=bearer(ROOT))
+        shown, counted = {}, {}
+        for key in (ALICE, BOB, ROOT):
+            status = (await http.get("/api/status", headers=bearer(key))).json()
+            shown[key] = [(model["id"], model["names"]) for model in status["models"]]
+            text = (await http.get("/metrics", headers=bearer(key))).text
+            counted[key] = set(re.findall(r'model="([^"]+)"', text))
+            one = await http.get("/metrics", params={"model": "secret"}, headers=bearer(key))
+            assert one.status_code == (200 if key == ROOT else 404)
+            assert ("secret" in text) is (key == ROOT)
+    assert shown == {
+        ALICE: [("mine", [])],
+        BOB: [("mine:tuned", [])],
+        ROOT: [("mine", ["mine:tuned"]), ("secret", [])],
+    }
+    assert counted == {ALICE: {"mine"}, BOB: {"mine"}, ROOT: {"mine", "secret", "unknown"}}
+
+
 @pytest.mark.parametrize(("path", "body"), ASKED)
 async def test_another_keys_model_is_as_one_that_there_is_not(keys: Path, path: str, body: dict[str, Any]) -> None:
     class Pool(ScriptedPool):
@@ -264,6 +293,17 @@ async def test_a_limit_is_429_in_the_dialects_words(tmp_path: Path, path: str, b
                 assert the_error(answer)["type"] in ("rate_limit_error", "unavailable_error")
                 assert 50 <= int(answer.headers["retry-after"]) <= 60
     assert statuses == [200, 429, 200]
+
+
+async def test_looking_on_uses_nothing_up(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", [entry("alice", ALICE, requests_per_minute=2, concurrent_requests=1)])
+    async with client(locked(keys)) as http:
+        for path in ("/metrics", "/api/status"):
+            assert (await http.get(path)).status_code == 401
+            for _ in range(5):
+                assert (await http.get(path, headers=bearer(ALICE))).status_code == 200
+        statuses = [(await http.get("/v1/models", headers=bearer(ALICE))).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
 
 
 async def test_a_request_holds_its_place_until_it_has_ended_or_its_client_has_left(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import socket
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
 from datetime import datetime
@@ -83,6 +85,22 @@ async def test_deep_nesting(path: str, nest: str) -> None:
 async def test_a_decompression_bomb(path: str, name: str, bomb: bytes) -> None:
     assert len(bomb) < MIB // 100
     assert (await sent(path, bomb, {"content-encoding": name}, max_body_bytes=MIB)).status_code == 413
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+async def test_a_bomb_of_a_gigabyte_takes_no_memory_but_its_limit(name: str) -> None:
+    packer = zlib.compressobj(wbits=31) if name == "gzip" else zstandard.ZstdCompressor().compressobj()
+    bomb = b"".join(packer.compress(bytes(MIB)) for _ in range(1024)) + packer.flush()
+    served = app(max_body_bytes=MIB)
+    async with client(served) as http:
+        tracemalloc.start()
+        try:
+            answer = await http.post(CHAT, content=bomb[:MIB], headers={"content-encoding": name})
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert answer.status_code == 413
+    assert peak < 32 * MIB
 
 
 async def test_ten_thousand_messages(path: str) -> None:

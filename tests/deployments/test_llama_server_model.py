@@ -32,7 +32,8 @@ def hosts() -> list[str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Its port."""
     port = free_port()
-    line = f"--port {port} --api-key sesame --ctx-size 512 --parallel 2 --threads 1 -n 4 --seed 1 --cont-batching"
+    line = f"--port {port} --api-key sesame --ctx-size 512 --parallel 2 --threads 1 -n 4 --seed 1 --metrics"
+    line += " --cont-batching"
     out = tmp_path_factory.mktemp("server") / "out"
     command = [sys.executable, "-m", "deployments.llama_server", "--model", DEMO_MODEL, "--host", ",".join(hosts())]
     with out.open("w") as log:
@@ -70,3 +71,7 @@ def test_it_answers_on_every_address_as_its_flags_say(server: int) -> None:
         props = httpx.get(f"{url}/props", headers=key).json()
         assert (props["default_generation_settings"]["n_ctx"], props["total_slots"]) == (256, 2)
         assert props["model_alias"] == "SmolLM2-135M-Instruct.Q4_1"
+        seen = httpx.get(f"{url}/metrics", headers={**key, "origin": "http://a"})
+        assert "llamacpp:tokens_predicted_total " in seen.text
+        # Some of llama-server's clients look for its own case.
+        assert {b"Process-Start-Time-Unix", b"Access-Control-Allow-Origin"} <= {name for name, _ in seen.headers.raw}

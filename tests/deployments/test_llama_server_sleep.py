@@ -10,7 +10,7 @@ import pytest
 from backends.base import BackendStartError
 from backends.fake import FakeBackend, FakeSettings
 from deployments.llama_server.sleep import SleepingPool
-from protocols.calls import GetCard, GetSlots
+from protocols.calls import GetAllStats, GetCard, GetSlots
 from protocols.errors import Unavailable
 from protocols.llamacpp_native import questions
 from tests.deployments.support import request
@@ -88,6 +88,19 @@ async def test_a_card_is_read_in_its_sleep(pool: SleepingPool, made: Made) -> No
     ask = questions.props(b"", "r")
     assert b'"is_sleeping":true' in ask.render(await pool.call(GetCard("r", "m")), "m")
     assert len(made.backends) == 1
+
+
+async def test_its_counts_are_read_in_its_sleep_and_go_on_behind_it(pool: SleepingPool, made: Made) -> None:
+    await falls_asleep(pool)
+    for generated in (3, 6):
+        async for _ in pool.stream(request("m")):
+            pass
+        await falls_asleep(pool)
+        (looked,) = await pool.call(GetAllStats("r", "m"))
+        assert looked.stats.generated_tokens_total == generated
+        assert (looked.stats.running, looked.stats.slots) == (0, 0)
+        assert await is_asleep(pool), "looking wakes nobody"
+    assert len(made.backends) == 3
 
 
 async def test_one_that_cannot_wake_says_so_and_tries_again(pool: SleepingPool, made: Made) -> None:

@@ -54,6 +54,8 @@ STATS = BackendStats(
     cached_tokens_total=20,
     generated_tokens_total=7,
     steps_total=9,
+    drafts_total=3,
+    step_requests_total=18,
 )
 
 
@@ -72,6 +74,8 @@ def test_llamacpps_metrics_count_replicas_together() -> None:
         "n_tokens_max": 33,
         "spec_decode_num_draft_tokens_total": 0,
         "spec_decode_num_accepted_tokens_total": 0,
+        "spec_decode_num_drafts_total": 6,
+        "n_busy_slots_per_decode": 2,
         "prompt_tokens_seconds": 5,
         "predicted_tokens_seconds": 2,
         "requests_processing": 4,
@@ -79,6 +83,13 @@ def test_llamacpps_metrics_count_replicas_together() -> None:
         "kv_cache_usage_ratio": 0.3,
         "kv_cache_tokens": 60,
     }
+
+
+def test_rates_can_be_since_somebody_looked() -> None:
+    now, before = Totals(10, 2.0, 6, 3.0), Totals(4, 1.0, 6, 3.0)
+    found = {name: value for name, _, _, value in metrics([], now, before)}
+    assert (found["prompt_tokens_seconds"], found["predicted_tokens_seconds"]) == (6, 0)
+    assert found["tokens_predicted_seconds_total"] == 3
 
 
 def test_a_model_that_sleeps_has_zeros() -> None:

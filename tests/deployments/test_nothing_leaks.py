@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +17,11 @@ from deployments.local import LocalPool
 from deployments.naming import NamedModels
 from deployments.settings import GatewaySettings
 from tests.deployments.http_support import client
+from tests.deployments.key_support import entry, write_keys
 
 PROMPT, ANSWER, KEY, NAME = "markedprompt", "markedanswer", "markedkey", "markedname"
-MARKS = (PROMPT, ANSWER, KEY)
+WRONG = "wrongmark"
+MARKS = (PROMPT, ANSWER, KEY, WRONG)
 
 TEXT = f"say {PROMPT}"
 CHAT = [{"role": "system", "content": TEXT}, {"role": "user", "content": TEXT}]
@@ -64,12 +67,13 @@ MODELS = {
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[httpx.AsyncClient]:
+async def server(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     backends = {name: FakeBackend(settings) for name, settings in MODELS.items()}
     for backend in backends.values():
         await backend.start()
     pool = NamedModels(LocalPool(backends, dict.fromkeys(backends, 4)))
-    async with client(build_app(pool, GatewaySettings(), echo_request_id=True)) as http:
+    keys = write_keys(tmp_path / "keys", [entry("alice", KEY.encode())])
+    async with client(build_app(pool, GatewaySettings(keys=str(keys)), echo_request_id=True)) as http:
         yield http
     for backend in backends.values():
         await backend.aclose()
@@ -79,7 +83,7 @@ async def test_no_prompt_answer_or_key_is_logged_or_counted(
     server: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    headers = {"authorization": f"Bearer {KEY}", "x-api-key": KEY}
+    headers = {"authorization": f"Bearer {KEY}", "x-api-key": WRONG}
     answers, statuses = "", set()
     for model in (*MODELS, NAME):
         for path, body in [*GENERATIONS, *QUESTIONS, *BROKEN]:
@@ -89,11 +93,17 @@ async def test_no_prompt_answer_or_key_is_logged_or_counted(
                 answers += response.text
                 statuses.add(response.status_code)
     await server.post("/v1/chat/completions", content=f'{{"{PROMPT}', headers=headers)
-    seen = [(await server.get(path)).text for path in ("/metrics", "/metrics?model=good", "/api/status")]
+    for wrong in ({"authorization": f"Bearer {WRONG}"}, {"x-api-key": WRONG}):
+        refused = await server.post("/v1/chat/completions", json={"messages": CHAT}, headers=wrong)
+        statuses.add(refused.status_code)
+    seen = [
+        (await server.get(path, headers=headers)).text for path in ("/metrics", "/metrics?model=good", "/api/status")
+    ]
     seen += [f"{r.getMessage()} {r.exc_text} {vars(r)}" for r in caplog.records if not r.name.startswith("http")]
 
-    assert ANSWER in answers and {200, 400, 404, 500} <= statuses, "the run was a run of all that can happen"
+    assert ANSWER in answers and {200, 400, 401, 404, 500} <= statuses, "the run was a run of all that can happen"
     assert sum("openai_chat" in text for text in seen) > 20, "and it was logged"
+    assert sum('"key":"alice"' in text for text in seen) > 20, "by the name of its key"
     for mark in MARKS:
         assert [text for text in seen if mark in text] == []
     assert [text for text in seen[:3] if NAME in text] == []
