@@ -100,6 +100,11 @@ def serve_is_running() -> bool:
         return False
 
 
+def lost_nodes() -> frozenset[str]:
+    """The ids of the nodes that were part of the cluster and are gone. Blocks: it asks the cluster's control store."""
+    return frozenset(node["NodeID"] for node in ray.nodes() if not node["Alive"])
+
+
 def _client() -> ServeControllerClient:
     client = serve.context._get_global_client()
     assert client is not None, "the call above raises when there is no controller"

@@ -98,8 +98,9 @@ def _whole(dialect: str, body: Any) -> Iterable[str]:
 
 
 async def _pieces(dialect: str, response: httpx2.Response) -> AsyncIterator[str]:
-    parser, ended = SseParser(), False
+    parser, ended, last = SseParser(), False, b""
     async for chunk in response.aiter_bytes():
+        last = chunk
         for event in parser.feed(chunk):
             if event.data == "[DONE]":
                 continue
@@ -111,7 +112,7 @@ async def _pieces(dialect: str, response: httpx2.Response) -> AsyncIterator[str]
             if text:
                 yield text
     if not ended:
-        raise BrokenAnswer("the stream stopped before its end")
+        raise BrokenAnswer(f"the stream stopped before its end, behind {last[-100:]!r}")
 
 
 def _piece(dialect: str, event: ServerSentEvent, body: Any) -> tuple[str, bool]:

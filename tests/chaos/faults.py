@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psutil
 
 from deployments import cluster
@@ -18,35 +19,59 @@ CONTROLLER = "ray::ServeController"
 """How Ray titles its process."""
 
 
-class Monkey(threading.Thread):
-    """Does one of `faults` after another, `pause_s` apart, in random order, each at least once if time allows."""
+class Fault(msgspec.Struct, frozen=True):
+    """`do` says what it did. `may` is asked before, with the time at which this fault was done last."""
 
-    def __init__(self, faults: dict[str, Callable[[], str]], pause_s: float, for_s: float, seed: int) -> None:
+    do: Callable[[], str]
+    may: Callable[[float], bool] = lambda last: True
+
+
+class Monkey(threading.Thread):
+    """Does one of `faults` after another, `pause_s` apart: rounds of all of them, each round in a random order.
+
+    One that may not be done yet is put off behind the others of its round. It goes on for `for_s`, and until every one
+    was done, but for no longer than `MOST` times that.
+    """
+
+    MOST = 4
+
+    def __init__(self, faults: dict[str, Fault], pause_s: float, for_s: float, seed: int) -> None:
         super().__init__(daemon=True)
         self._faults = faults
         self._pause_s = pause_s
-        self._ends = time.monotonic() + for_s
+        self._for_s = for_s
         self._draw = random.Random(seed)
+        self._started = time.monotonic()
         self.done: list[tuple[float, str]] = []
         self.error: BaseException | None = None
 
     @property
     def over(self) -> bool:
-        return time.monotonic() > self._ends or self.error is not None
+        passed = time.monotonic() - self._started
+        enough = len({name for _, name in self.done}) == len(self._faults)
+        return self.error is not None or passed > (self._for_s if enough else self.MOST * self._for_s)
 
     def run(self) -> None:
-        started = time.monotonic()
         try:
             while not self.over:
-                for name in self._draw.sample(sorted(self._faults), len(self._faults)):
-                    time.sleep(self._pause_s)
-                    if self.over:
-                        return
-                    what = self._faults[name]()
-                    self.done.append((time.monotonic(), name))
-                    print(f"{time.monotonic() - started:5.1f} s  {name}: {what}", flush=True)
+                self._round(self._draw.sample(sorted(self._faults), len(self._faults)))
         except BaseException as error:  # shown by the test, which waits for `over`
             self.error = error
+
+    def _round(self, names: list[str]) -> None:
+        while names:
+            time.sleep(self._pause_s)
+            name = next((name for name in names if self._faults[name].may(self._last(name))), None)
+            if self.over:
+                return
+            if name is not None:
+                names.remove(name)
+                what = self._faults[name].do()
+                self.done.append((time.monotonic(), name))
+                print(f"{time.monotonic() - self._started:5.1f} s  {name}: {what}", flush=True)
+
+    def _last(self, name: str) -> float:
+        return max((at for at, done in self.done if done == name), default=float("-inf"))
 
 
 def kill_replica(application: str, draw: random.Random) -> str:
@@ -59,6 +84,13 @@ def kill_replica(application: str, draw: random.Random) -> str:
     except ProcessLookupError:
         return f"pid {pid} of {application} was gone already"
     return f"pid {pid} of {application}"
+
+
+def whole(application: str, replicas: int) -> bool:
+    """Whether that many replicas of it serve. Serve's status alone does not say: it takes seconds to miss a process."""
+    app = next((app for app in cluster.statuses() if app.name == application), None)
+    pids = cluster.replica_pids().get(application, {}).values()
+    return app is not None and app.replicas.get("RUNNING", 0) >= replicas and all(map(psutil.pid_exists, pids))
 
 
 def kill_controller() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import httpx2
 import msgspec
@@ -26,6 +27,25 @@ class Outcome(msgspec.Struct):
     broken_connections: list[float] = []
     error: str = ""
     longest_gap_s: float = 0.0
+
+
+class InFlight:
+    """The requests that have begun and not ended, one for each client. Written by the load, read by any thread."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, tuple[float, str]] = {}
+
+    @contextmanager
+    def request(self, client: int, model: str) -> Iterator[None]:
+        self._began[client] = time.monotonic(), model
+        try:
+            yield
+        finally:
+            del self._began[client]
+
+    def since(self, when: float, model: str | None = None) -> bool:
+        """Whether one (of `model`) that began before `when` still runs, here or there."""
+        return any(began < when and model in (None, its) for began, its in list(self._began.values()))
 
 
 async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None = None) -> Outcome:
@@ -51,6 +71,10 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
                 outcome.error = f"{type(error).__name__} again: {error}"
         except BrokenAnswer as error:
             outcome.error = str(error)
+            if leave_after_s is not None:
+                outcome.error += (
+                    f" (its client would have left {leave_after_s + outcome.began - time.monotonic():.2f} s later)"
+                )
             break
     outcome.ended = time.monotonic()
     return outcome
@@ -63,16 +87,20 @@ async def load(
     until: Callable[[], bool],
     seed: int = 0,
     leaving: float = 0.0,
+    in_flight: InFlight | None = None,
 ) -> list[Outcome]:
     """`clients` of them, each asking something at random until `until` holds. A share of `leaving` go away early."""
     outcomes: list[Outcome] = []
+    in_flight = in_flight or InFlight()
 
     async def one(number: int) -> None:
         draw = random.Random(seed * 1000 + number)
         async with httpx2.AsyncClient(base_url=url, timeout=WITHIN_S) as client:
             while not until():
                 leave_after_s = draw.uniform(0.01, 1.5) if draw.random() < leaving else None
-                outcomes.append(await once(client, draw.choice(asks), leave_after_s))
+                ask = draw.choice(asks)
+                with in_flight.request(number, ask.body["model"]):
+                    outcomes.append(await once(client, ask, leave_after_s))
 
     await asyncio.gather(*[one(number) for number in range(clients)])
     return outcomes

@@ -35,10 +35,14 @@ from tests.deployments.support import WITHIN_S, eventually, settle
 class FakeHub:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, ChannelAddress]]] = []
+        self.nodes: dict[str, str] = {}
         self.capacity = -1
 
-    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int) -> None:
+    def set_replicas(
+        self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int, nodes: Mapping[str, str]
+    ) -> None:
         self.told.append((model, dict(addresses)))
+        self.nodes = dict(nodes)
         self.capacity = capacity
 
 
