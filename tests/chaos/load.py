@@ -72,9 +72,8 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
         except BrokenAnswer as error:
             outcome.error = str(error)
             if leave_after_s is not None:
-                outcome.error += (
-                    f" (its client would have left {leave_after_s + outcome.began - time.monotonic():.2f} s later)"
-                )
+                left_s = leave_after_s + outcome.began - time.monotonic()
+                outcome.error += f" (its client would have left {left_s:.2f} s later)"
             break
     outcome.ended = time.monotonic()
     return outcome

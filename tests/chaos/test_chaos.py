@@ -260,7 +260,8 @@ def test_nothing_is_left_behind(system: System) -> None:
     """The same with clients that leave: what they held is free again. Counts in the processes that lived through it."""
     expected = asyncio.run(references(system.url, ASKS))
     before = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
-    asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 2), SEED + 1, leaving=0.5))
+    outcomes = asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 2), SEED + 1, leaving=0.5))
+    assert not [row.error for row in outcomes if row.error]
     time.sleep(5)
     after = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
     assert before.keys() == after.keys(), "no process should have ended"

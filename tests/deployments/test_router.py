@@ -493,6 +493,7 @@ async def test_the_hub_is_told_where_replicas_listen(hub: FakeHub) -> None:
     addresses = {"a": ChannelAddress("10.0.0.1", 1, "secret"), "b": ChannelAddress("10.0.0.1", 2, "secret")}
     assert hub.told == [("m", addresses)]
     assert hub.capacity == 20
+    assert hub.nodes == {"a": "node", "b": "node"}
     made.update_replicas([])
     assert hub.told[1:] == [("m", {})]
 
