@@ -30,7 +30,7 @@ from ray.serve.exceptions import (
 from deployments import ray_compat, request_log
 from deployments.admission import Lines
 from deployments.asks import Asks
-from deployments.catalog import MODEL_DEPLOYMENT, Catalog
+from deployments.catalog import Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
 from deployments.failover import Journey, pause_after
 from deployments.fan_out import side_by_side
@@ -38,7 +38,7 @@ from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.hint import UNKNOWN, RoutingHint
 from deployments.routing.key import PrefixKey, bare_key, prefix_key
-from deployments.settings import GatewaySettings
+from deployments.settings import MODEL_DEPLOYMENT, GatewaySettings
 from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import (
     BackendLost,

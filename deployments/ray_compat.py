@@ -124,10 +124,6 @@ def application_configs() -> dict[str, dict[str, Any]]:
     return {name: config for name, config in configs.items() if config}
 
 
-def application_args() -> dict[str, dict[str, Any]]:
-    return {name: config.get("args") or {} for name, config in application_configs().items()}
-
-
 def code_version(application: Mapping[str, Any]) -> str:
     """Serve's hash of what makes it restart all of an application. It has no public form."""
     return deploy_utils.get_app_code_version(ServeApplicationSchema.model_validate(application))

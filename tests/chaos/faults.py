@@ -41,13 +41,13 @@ class Monkey(threading.Thread):
         self._pause_s = pause_s
         self._for_s = for_s
         self._draw = random.Random(seed)
-        self._started = time.monotonic()
+        self._began = time.monotonic()
         self.done: list[tuple[float, str]] = []
         self.error: BaseException | None = None
 
     @property
     def over(self) -> bool:
-        passed = time.monotonic() - self._started
+        passed = time.monotonic() - self._began
         enough = len({name for _, name in self.done}) == len(self._faults)
         return self.error is not None or passed > (self._for_s if enough else self.MOST * self._for_s)
 
@@ -68,7 +68,7 @@ class Monkey(threading.Thread):
                 names.remove(name)
                 what = self._faults[name].do()
                 self.done.append((time.monotonic(), name))
-                print(f"{time.monotonic() - self._started:5.1f} s  {name}: {what}", flush=True)
+                print(f"{time.monotonic() - self._began:5.1f} s  {name}: {what}", flush=True)
 
     def _last(self, name: str) -> float:
         return max((at for at, done in self.done if done == name), default=float("-inf"))
