@@ -254,11 +254,11 @@ def check_rounding(outcomes: list[Outcome], expected: dict[str, str]) -> None:
     read = dict(zip(parted, asyncio.run(readings(LlamaCppSettings(**REAL), list(parted.values()))), strict=True))
     spelled = sum(found is not None for found in read.values())
     gaps = [gap for row in rest for gap in read[key(row.ask), row.text] or ()]
+    worst = max(gaps, default=0)
     print(
         f"the others ({len(parted)} texts) part from it after {100 * statistics.median(shares):.0f} % (median); an "
         f"engine that is alone spells {spelled} of these texts with tokens within {NEAR_TIE} of the best ones: "
-        f"{sum(gap > 0 for gap in gaps)} of {len(gaps)} tokens were not the best, and at most {max(gaps, default=0):.2f} "
-        "below it"
+        f"{sum(gap > 0 for gap in gaps)} of {len(gaps)} tokens were not the best, and at most {worst:.2f} below"
     )
     wrong = [parted[answer][1] for answer, found in read.items() if found is None]
     assert not wrong, wrong
