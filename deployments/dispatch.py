@@ -155,18 +155,18 @@ class Dispatcher:
                                 yield shown
                 except ServingError as error:
                     pause_s = journey.lost(error, trip.node)
-                    await self._require_innocent(journey)
+                    await self._require_innocent(journey, trip.deadline)
                     request_log.current().moves += 1
                     self.catalog.require_startable(request.model)
                     await asyncio.sleep(pause_s)
 
-    async def _require_innocent(self, journey: Journey) -> None:
+    async def _require_innocent(self, journey: Journey, deadline: float) -> None:
         """Refuses a request that replicas died of. Whether one died with its node, Ray may not know for a while.
 
         A node of which another replica still answers is there.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + NODE_LOSS_KNOWN_S
+        until = min(loop.time() + NODE_LOSS_KNOWN_S, deadline)
         while journey.suspected:
             journey.acquit(await asyncio.to_thread(ray_compat.lost_nodes))
             if journey.suspected:
