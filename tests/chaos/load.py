@@ -17,14 +17,14 @@ WITHIN_S = 240.0
 
 
 class Outcome(msgspec.Struct):
-    """`began` and `ended` are seconds of `time.monotonic`. `text` is None after an error, or if the client left."""
+    """`began`, `ended` and when connections broke are seconds of `time.monotonic`. `text` is None after an error, or if the client left."""
 
     ask: Ask
     began: float
     ended: float = 0.0
     text: str | None = None
     left: bool = False
-    broken_connections: list[float] = []
+    broken_connections: list[tuple[float, str]] = []
     error: str = ""
     longest_gap_s: float = 0.0
 
@@ -66,7 +66,7 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
             outcome.error = "" if outcome.left else f"no answer within {WITHIN_S:.0f} s"
             break
         except (httpx2.TransportError, GatewayGone) as error:
-            outcome.broken_connections.append(time.monotonic())
+            outcome.broken_connections.append((time.monotonic(), f"{type(error).__name__}: {error}"))
             if attempt:
                 outcome.error = f"{type(error).__name__} again: {error}"
         except BrokenAnswer as error:

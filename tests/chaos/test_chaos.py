@@ -224,10 +224,17 @@ def check(outcomes: list[Outcome], done: list[tuple[float, str]], expected: dict
         print(*cluster.statuses(), sep="\n")
     for error, count in Counter(failed).most_common():
         print(f"{count:4} x {error}")
+    zero = min(row.began for row in outcomes)
+    for row in outcomes:
+        if row.error:
+            broken = ", ".join(f"{at - zero:.1f} ({what})" for at, what in row.broken_connections)
+            print(
+                f"{row.began - zero:5.1f} to {row.ended - zero:.1f} s: {row.ask.name}: broken at {broken or 'no time'}"
+            )
     assert not failed
     gateways = [at for at, name in done if name == GATEWAY_KILLED]
     for row in outcomes:
-        for at in row.broken_connections:
+        for at, _ in row.broken_connections:
             assert any(killed - 1 < at < killed + 10 for killed in gateways), (
                 f"a connection broke without a gateway being killed: {row.ask.name}"
             )
