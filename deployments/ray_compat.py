@@ -102,7 +102,8 @@ def serve_is_running() -> bool:
 
 def lost_nodes() -> frozenset[str]:
     """The ids of the nodes that were part of the cluster and are gone. Blocks: it asks the cluster's control store."""
-    return frozenset(node["NodeID"] for node in ray.nodes() if not node["Alive"])
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not type it
+    return frozenset(node["NodeID"] for node in nodes if not node["Alive"])
 
 
 def _client() -> ServeControllerClient:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -91,6 +94,36 @@ def whole(application: str, replicas: int) -> bool:
     app = next((app for app in cluster.statuses() if app.name == application), None)
     pids = cluster.replica_pids().get(application, {}).values()
     return app is not None and app.replicas.get("RUNNING", 0) >= replicas and all(map(psutil.pid_exists, pids))
+
+
+def forwards_to_all() -> bool:
+    """Whether the front knows every gateway. While the controller is away, it does not hear of new ones."""
+    gateways = [psutil.Process(pid) for pid in cluster.replica_pids().get("gateway", {}).values()]
+    ports = forwarded_ports()
+    return all(ports.intersection(_listens_on(gateway)) for gateway in gateways)
+
+
+def _listens_on(process: psutil.Process) -> set[int]:
+    try:
+        return {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def forwarded_ports() -> set[int]:
+    """The ports of the servers that HAProxy thinks are up."""
+    running = [p for p in psutil.process_iter(["name", "cmdline", "create_time"]) if p.info["name"] == "haproxy"]
+    if not running:
+        return set()
+    arguments = max(running, key=lambda process: process.info["create_time"]).info["cmdline"]
+    written = Path(arguments[arguments.index("-f") + 1]).read_text()
+    (path,) = re.findall(r"^\s*stats socket (\S+)", written, re.MULTILINE)
+    with socket.socket(socket.AF_UNIX) as control:
+        control.connect(path)
+        control.sendall(b"show servers state\n")
+        _, names, *rows = b"".join(iter(lambda: control.recv(65536), b"")).decode().strip().splitlines()
+    servers = [dict(zip(names.removeprefix("# ").split(), row.split(), strict=False)) for row in rows]
+    return {int(server["srv_port"]) for server in servers if server["srv_op_state"] == "2"}
 
 
 def kill_controller() -> str:

@@ -14,10 +14,14 @@ import msgspec
 from tests.chaos.asks import Ask, BrokenAnswer, GatewayGone, answer
 
 WITHIN_S = 240.0
+RETRY_AFTER_S = 0.5
+"""What the SDKs of OpenAI and Anthropic wait before their first retry."""
 
 
 class Outcome(msgspec.Struct):
-    """`began`, `ended` and when connections broke are seconds of `time.monotonic`. `text` is None after an error, or if the client left."""
+    """`began`, `ended` and when connections broke are seconds of `time.monotonic`. `text` is None after an error, or if
+    the client left.
+    """
 
     ask: Ask
     began: float
@@ -69,6 +73,8 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
             outcome.broken_connections.append((time.monotonic(), f"{type(error).__name__}: {error}"))
             if attempt:
                 outcome.error = f"{type(error).__name__} again: {error}"
+            else:
+                await asyncio.sleep(RETRY_AFTER_S)
         except BrokenAnswer as error:
             outcome.error = str(error)
             if leave_after_s is not None:

@@ -182,12 +182,16 @@ def faults(system: System, draw: random.Random, in_flight: InFlight) -> dict[str
     dead gateways has used up its retry. Neither is asked of this system. That a node takes along what runs on it is
     known to be no request's doing: that may happen at any time.
     """
-    from tests.chaos.faults import Fault, kill_controller, kill_replica, lose_node, whole
+    from tests.chaos.faults import Fault, forwards_to_all, kill_controller, kill_replica, lose_node, whole
 
     def kill(application: str, model: str | None) -> Fault:
         return Fault(
             lambda: kill_replica(application, draw),
-            lambda last: not in_flight.since(last, model) and whole(application, REPLICAS),
+            lambda last: (
+                not in_flight.since(last, model)
+                and whole(application, REPLICAS)
+                and (application != "gateway" or forwards_to_all())
+            ),
         )
 
     return {
@@ -228,9 +232,7 @@ def check(outcomes: list[Outcome], done: list[tuple[float, str]], expected: dict
     for row in outcomes:
         if row.error:
             broken = ", ".join(f"{at - zero:.1f} ({what})" for at, what in row.broken_connections)
-            print(
-                f"{row.began - zero:5.1f} to {row.ended - zero:.1f} s: {row.ask.name}: broken at {broken or 'no time'}"
-            )
+            print(f"{row.began - zero:5.1f} to {row.ended - zero:.1f} s: {row.ask.name}; broken: {broken or 'never'}")
     assert not failed
     gateways = [at for at, name in done if name == GATEWAY_KILLED]
     for row in outcomes:

@@ -23,7 +23,7 @@ from ray.serve.exceptions import (
 )
 
 from backends.fake import FakeFault, FakeSettings
-from deployments import catalog, dispatch, request_log
+from deployments import catalog, dispatch, ray_compat, request_log
 from deployments.asks import Asks
 from deployments.catalog import Application, Catalog
 from deployments.channel import ChannelHub, ChannelServer, ReturnAddress
@@ -413,7 +413,7 @@ class Nodes:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     nodes = Nodes()
-    monkeypatch.setattr(dispatch.ray_compat, "lost_nodes", nodes)
+    monkeypatch.setattr(ray_compat, "lost_nodes", nodes)
     monkeypatch.setattr(dispatch, "NODE_LOOK_EVERY_S", 0.001)
     return nodes
 
