@@ -17,20 +17,19 @@ import numpy as np
 from backends.llamacpp.backend import LlamaCppBackend
 from backends.llamacpp.bindings import DECODED, Batch, Logits, Tokens
 from backends.llamacpp.settings import LlamaCppSettings
-from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses
+from protocols import llamacpp_native, openai_completions
 from protocols.codec import Codec
 from tests.backends.llamacpp.helpers import parts
 from tests.chaos.asks import Ask
+from tests.protocols import captures
 
 NEAR_TIE = 1.0
 """Logits. What was measured between two ways to compute the same token is up to 0.8."""
 
 CODECS: dict[str, Codec[Any]] = {
-    "chat": openai_chat.CODEC,
-    "completions": openai_completions.CODEC,
-    "responses": openai_responses.CODEC,
-    "messages": anthropic_messages.CODEC,
-    "native": llamacpp_native.COMPLETION,
+    **captures.CODECS,
+    "/v1/completions": openai_completions.CODEC,
+    "/completion": llamacpp_native.COMPLETION,
 }
 
 
@@ -45,7 +44,7 @@ async def readings(settings: LlamaCppSettings, answers: Sequence[tuple[Ask, str]
         reader = _Reader(backend)
         found = []
         for ask, text in answers:
-            (request,) = CODECS[ask.dialect].decode(msgspec.json.encode(ask.body), "reader").requests
+            (request,) = CODECS[ask.path].decode(msgspec.json.encode(ask.body), "reader").requests
             assert request.max_tokens is not None
             found.append(reader.read(await backend._tokens(request), text, request.max_tokens))
         return found

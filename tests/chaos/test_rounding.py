@@ -24,7 +24,7 @@ async def test_an_answer_is_read_token_by_token() -> None:
     await backend.start()
     texts: list[tuple[Ask, str]] = []
     for ask in asks("m", TOKENS)[:5]:  # one in each dialect
-        (request,) = CODECS[ask.dialect].decode(msgspec.json.encode(ask.body), "r").requests
+        (request,) = CODECS[ask.path].decode(msgspec.json.encode(ask.body), "r").requests
         texts.append((ask, (await answer(backend, request)).choice.text))
     await backend.aclose()
 
