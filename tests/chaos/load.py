@@ -15,7 +15,9 @@ from tests.chaos.asks import Ask, BrokenAnswer, GatewayGone, answer
 
 WITHIN_S = 240.0
 RETRY_AFTER_S = 0.5
-"""What the SDKs of OpenAI and Anthropic wait before their first retry."""
+"""What the SDKs of OpenAI and Anthropic wait before their first retry. Whoever retries within milliseconds may be sent
+over a connection that HAProxy had kept to the dead gateway and has not found broken yet, and fails a second time.
+"""
 
 
 class Outcome(msgspec.Struct):
