@@ -105,7 +105,8 @@ async def _pieces(dialect: str, response: httpx2.Response) -> AsyncIterator[str]
             if event.data == "[DONE]":
                 continue
             body = json.loads(event.data)
-            if "error" in body and body["error"] is not None:
+            # In Responses the error of a stream that has begun is inside of the response.
+            if body.get("error") is not None or (body.get("response") or {}).get("error") is not None:
                 raise BrokenAnswer(event.data[:300])
             text, end = _piece(dialect, event, body)
             ended = ended or end
