@@ -21,12 +21,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
 from deployments.middleware import ASGIApp
-from deployments.models import MODEL_DEPLOYMENT
 from deployments.monitor import replica_samples
 from deployments.ray_metrics import RayMetrics
 from deployments.replica import Replica
 from deployments.resources import replica_options
-from deployments.settings import GATEWAY_ENV, GatewaySettings, ModelSettings, parse
+from deployments.settings import GATEWAY_ENV, MODEL_DEPLOYMENT, GatewaySettings, HotSettings, ModelSettings, parse
 
 ROUTER = "deployments.router.ModelRouter"
 STREAMS_PER_GATEWAY = 4096
@@ -59,6 +58,12 @@ class _Model(Replica):
         self._metrics = RayMetrics()
         self._of = serve.get_replica_context().app_name, name
         await self.start()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls it behind the constructor and whenever the config's `user_config` has changed, but not when it
+        is no more: an empty one takes back what the last one said.
+        """
+        self.change(parse(HotSettings, user_config, "user_config"))
 
     async def check_health(self) -> None:
         await super().check_health()

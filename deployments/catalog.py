@@ -19,9 +19,9 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from backends.base import BackendStartError
 from deployments import ray_compat
-from deployments.models import MODEL_DEPLOYMENT as MODEL_DEPLOYMENT
 from deployments.models import ModelEntry, Offer
 from deployments.naming import offer_of
+from deployments.settings import MODEL_DEPLOYMENT
 from protocols.errors import ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class StatusSource(Protocol):
 
 
 class ServeStatus:
-    """The `StatusSource` over Serve. What models offer is in their `args`, and read again when one is deployed."""
+    """The `StatusSource` over Serve. What models offer is in their configs, and read again when one is deployed."""
 
     def __init__(self) -> None:
         self._deployed: dict[str, float] = {}
@@ -62,7 +62,7 @@ class ServeStatus:
         }
         deployed = {name: app.last_deployed_time_s for name, app in applications.items()}
         if deployed != self._deployed:
-            self._offers = {name: offer_of(args) for name, args in ray_compat.application_args().items()}
+            self._offers = {name: offer_of(config) for name, config in ray_compat.application_configs().items()}
             self._deployed = deployed
         return {
             name: Application(

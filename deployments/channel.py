@@ -64,6 +64,7 @@ class ReturnAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 _NONE: Mapping[str, ChannelAddress] = {}
+_NO_NODES: Mapping[str, str] = {}
 _hello = msgspec.msgpack.Decoder(tuple[str, str])
 _envelope = msgspec.msgpack.Decoder(list[tuple[int, Frame]])
 _encoder = msgspec.msgpack.Encoder()
@@ -387,6 +388,7 @@ class ChannelHub:
         self._inboxes: dict[int, Inbox] = {}
         self._keepers: dict[ChannelAddress, asyncio.Task[None]] = {}
         self._replicas: dict[str, dict[str, ChannelAddress]] = {}  # by model and id: those that Serve lists
+        self._nodes: dict[str, dict[str, str]] = {}  # theirs, in the same way
         self._chosen: set[ChannelAddress] = set()  # of those, the ones to be connected to
         self._links: dict[ChannelAddress, ReplicaLink] = {}
         self._broken: dict[ChannelAddress, float] = {}  # until when
@@ -422,6 +424,19 @@ class ChannelHub:
         """The ids of each model's replicas."""
         return {model: addresses.keys() for model, addresses in self._replicas.items()}
 
+    def node(self, model: str, replica: str) -> str:
+        """The node that Serve says a listed replica is on; "" if it does not."""
+        return self._nodes.get(model, _NO_NODES).get(replica, "")
+
+    def reaches(self, node: str) -> bool:
+        """Whether there is an open connection to a replica of `node`."""
+        return any(
+            address in self._links
+            for model, addresses in self._replicas.items()
+            for id_, address in addresses.items()
+            if self.node(model, id_) == node
+        )
+
     def broken(self, model: str) -> Set[str]:
         """Replicas that Serve lists and whose connection has just broken: they may be dead. From any thread."""
         if not self._broken:
@@ -443,20 +458,29 @@ class ChannelHub:
                 if (address := addresses.get(id_)) is not None:
                     self._uses[address] = self._uses.get(address, 0.0) + 1.0
 
-    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int = 0) -> None:
-        """The replicas `model` has now, by replica id, and how many requests they take. From any thread.
+    def set_replicas(
+        self,
+        model: str,
+        addresses: Mapping[str, ChannelAddress],
+        capacity: int = 0,
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
+        """The replicas `model` has now, by replica id, and how many requests they take; on which nodes, by the same
+        ids. From any thread.
 
         A replica that is not among them any more is gone, or finishes its streams to stop. Those that it has not
         finished after `handover_after_s` are taken from it.
         """
-        self.loop.call_soon_threadsafe(self._set_replicas, model, dict(addresses), capacity)
+        self.loop.call_soon_threadsafe(self._set_replicas, model, dict(addresses), capacity, dict(nodes or {}))
 
-    def _set_replicas(self, model: str, addresses: dict[str, ChannelAddress], capacity: int) -> None:
+    def _set_replicas(
+        self, model: str, addresses: dict[str, ChannelAddress], capacity: int, nodes: dict[str, str]
+    ) -> None:
         for address in set(self._replicas.get(model, _NONE).values()).difference(addresses.values()):
             self.loop.call_later(self._handover_after_s, self._hand_over, address)
             self._uses.pop(address, None)
             self._broken.pop(address, None)
-        self._replicas[model] = addresses
+        self._replicas[model], self._nodes[model] = addresses, nodes
         self._choose()
         if self.on_capacity is not None:
             self.on_capacity(model, capacity)

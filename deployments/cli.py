@@ -176,7 +176,7 @@ def deploy(path: Path, yes: bool, ray_address: str) -> None:
     settings.export_ray_environment("python")
     _checked(path, with_serve=True)
     from deployments import cluster, ray_compat
-    from deployments.plan import plan
+    from deployments.plan import avoidable, plan
 
     schema = config.serve_part(config.read(path))
     if not cluster.connect(ray_address):
@@ -186,6 +186,8 @@ def deploy(path: Path, yes: bool, ray_address: str) -> None:
     steps = plan(ray_compat.application_configs() if serves else {}, wanted, ray_compat.code_version)
     for step in steps:
         click.echo(f"{step.action:8} {step.application}" + (f"  ({', '.join(step.because)})" if step.because else ""))
+        if avoidable(step):
+            click.echo(f"{'':8} In the `user_config` of its deployment `Model` this would restart nothing.")
     if all(step.action == "keep" for step in steps):
         click.echo("Nothing changes.")
         return

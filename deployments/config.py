@@ -14,10 +14,18 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments.autoscaling import POLICY
-from deployments.models import MODEL_DEPLOYMENT
 from deployments.naming import clashes, offer
 from deployments.resources import contradictions, unfit
-from deployments.settings import ConfigError, GatewaySettings, ModelSettings, fault_lines, nearest, parse
+from deployments.settings import (
+    MODEL_DEPLOYMENT,
+    ConfigError,
+    GatewaySettings,
+    ModelSettings,
+    fault_lines,
+    model_settings,
+    nearest,
+    parse,
+)
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
@@ -61,18 +69,15 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
     models: dict[str, ModelSettings] = {}
     faults: list[str] = []
     for index, app in enumerate(raw["applications"]):
-        where = f"applications[{index}].args"
+        where = f"applications[{index}]"
         if not isinstance(app, dict):
-            faults.append(f"applications[{index}]: expected a mapping, not {app!r}")
+            faults.append(f"{where}: expected a mapping, not {app!r}")
             continue
-        args = app.get("args") or {}
         try:
-            if not isinstance(args, dict):
-                raise ConfigError(f"{where}: expected a mapping, not {args!r}")
             if app.get("import_path") == GATEWAY_IMPORT:
-                gateways.append(parse(GatewaySettings, args, where))
+                gateways.append(parse(GatewaySettings, app.get("args") or {}, f"{where}.args"))
             elif app.get("import_path") == MODEL_IMPORT:
-                model = parse(ModelSettings, args, where)
+                model = model_settings(app, f"{where}.")
                 models[str(app.get("name", "default"))] = model
                 faults.extend(unfit(model.backend, f"{where}.backend"))
                 faults.extend(_contradictions(model, app, index))
@@ -81,8 +86,6 @@ def our_parts(raw: Mapping[str, Any]) -> OurParts:
     http = _HttpOptions()
     try:
         options = raw.get("http_options") or {}
-        if not isinstance(options, dict):
-            raise ConfigError(f"http_options: expected a mapping, not {options!r}")
         http = parse(_HttpOptions, options, "http_options")
     except ConfigError as error:
         faults.append(str(error))

@@ -30,7 +30,7 @@ from ray.serve.exceptions import (
 from deployments import ray_compat, request_log
 from deployments.admission import Lines
 from deployments.asks import Asks
-from deployments.catalog import MODEL_DEPLOYMENT, Catalog
+from deployments.catalog import Catalog
 from deployments.channel import ChannelHub, Inbox, ReturnAddress
 from deployments.failover import Journey, pause_after
 from deployments.fan_out import side_by_side
@@ -38,7 +38,7 @@ from deployments.models import ModelEntry
 from deployments.replica import HANDED_OVER, decode_answer, decode_frame
 from deployments.routing.hint import UNKNOWN, RoutingHint
 from deployments.routing.key import PrefixKey, bare_key, prefix_key
-from deployments.settings import GatewaySettings
+from deployments.settings import MODEL_DEPLOYMENT, GatewaySettings
 from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import (
     BackendLost,
@@ -61,6 +61,11 @@ GRPC_REQUEST_LIMIT_BYTES = 3 * 2**20
 _ANSWER_GROWTH = 8
 """An answer has at most so many times the bytes of its question."""
 
+NODE_LOSS_KNOWN_S = 20.0
+"""After how long Ray's control store has noticed at the latest that a node is gone: five missed checks, every 3 s."""
+NODE_LOOK_EVERY_S = 2.0
+"""Longer than it takes the processes of a node to end after the one that manages it."""
+
 LOOK_EVERY_S = 1.0
 """How often a request that waits for its first frame looks whether one can be expected at all."""
 
@@ -79,13 +84,14 @@ _encoder = msgspec.msgpack.Encoder()
 class _Trip:
     """What is kept of a request while it goes from replica to replica: its key, those that were lost, its last moment.
 
-    `deadline` is of the loop's clock.
+    `deadline` is of the loop's clock; `node` is where the last one that was lost had been.
     """
 
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline
         self.key: PrefixKey | None = None
         self.lost: list[str] = []
+        self.node = ""
 
 
 async def _key(request: Request, payload_bytes: int) -> PrefixKey:
@@ -148,10 +154,25 @@ class Dispatcher:
                             if shown.events or shown.tokens:
                                 yield shown
                 except ServingError as error:
-                    pause_s = journey.lost(error)
+                    pause_s = journey.lost(error, trip.node)
+                    await self._require_innocent(journey, trip.deadline)
                     request_log.current().moves += 1
                     self.catalog.require_startable(request.model)
                     await asyncio.sleep(pause_s)
+
+    async def _require_innocent(self, journey: Journey, deadline: float) -> None:
+        """Refuses a request that replicas died of. Whether one died with its node, Ray may not know for a while.
+
+        A node of which another replica still answers is there.
+        """
+        loop = asyncio.get_running_loop()
+        until = min(loop.time() + NODE_LOSS_KNOWN_S, deadline)
+        while journey.suspected:
+            journey.acquit(await asyncio.to_thread(ray_compat.lost_nodes))
+            if journey.suspected:
+                await asyncio.sleep(NODE_LOOK_EVERY_S)
+                if loop.time() >= until or all(node == "" or self._hub.reaches(node) for node in journey.died_on):
+                    journey.refuse()
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         await self.catalog.find(call.model)
@@ -235,6 +256,7 @@ class Dispatcher:
             try:
                 frame = await self._first_frame(inbox, request.model, min(deadline, started_by))
                 delivered = False
+                trip.node = self._hub.node(request.model, inbox.routed_to)
                 request_log.current().replica = inbox.routed_to
                 self._observe_started(request.model, key, frame)
                 while True:

@@ -6,7 +6,8 @@ through its assembler in silence, so its first event is the one that would have 
 
 Three bounds, each for another fault:
 
-* `MAX_DEATHS` replicas that died after they had begun this request: it may be what kills them, and is refused;
+* `MAX_DEATHS` replicas that died after they had begun this request: it may be what kills them, and is refused. Those
+  that were lost together with their node are not counted (`acquit`): no request ends a machine;
 * `retries` losses of any kind in the middle of an answer, a replica that hands over because it stops included;
 * `retries` losses in a row before a replica has begun. They come with pauses, which grow to `PAUSE_S[1]`: Serve takes
   some seconds to see that a replica is gone, and where there is no other one it is given the request again and again.
@@ -15,7 +16,8 @@ Three bounds, each for another fault:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -51,7 +53,8 @@ class Journey:
         self._answering = [False] * request.n  # whether an event of the answer itself was delivered
         self._finished = [False] * request.n
         self._begun = False  # by the replica that has it now
-        self._deaths = self._vain = 0
+        self._died_on: list[str] = []
+        self._vain = 0
         self.moves = 0
 
     @property
@@ -94,8 +97,32 @@ class Journey:
         self._answering[choice] = True
         return True
 
-    def lost(self, error: ServingError) -> float:
-        """A replica was lost with `error`. Raises it, or says after how many seconds the request is to go on.
+    @property
+    def died_on(self) -> Sequence[str]:
+        """The node of each replica that died, as far as is known of this request's doing; "" for one nobody knows."""
+        return self._died_on
+
+    @property
+    def suspected(self) -> bool:
+        return len(self._died_on) >= MAX_DEATHS
+
+    def acquit(self, lost_nodes: Collection[str]) -> None:
+        """These nodes are gone: what died there died with its node."""
+        self._died_on = [node for node in self._died_on if node not in lost_nodes]
+
+    def refuse(self) -> NoReturn:
+        """Raises what a suspected request ends with."""
+        logger.error(
+            "request %s: %d replicas died while they ran it; it may be the cause, and is not tried again",
+            self._request.id,
+            len(self._died_on),
+        )
+        raise InternalError(InternalError.PUBLIC_MESSAGE)
+
+    def lost(self, error: ServingError, node: str = "") -> float:
+        """A replica on `node` was lost with `error`. Raises it, or says after how many seconds to go on.
+
+        One that is `suspected` by then may not go on.
 
         `Unavailable` is what a replica says whose engine has failed: it is as good as lost.
         """
@@ -112,14 +139,7 @@ class Journey:
         self._vain = 0
         self.moves += 1
         if not isinstance(error, ReplicaStopping):
-            self._deaths += 1
-        if self._deaths >= MAX_DEATHS:
-            logger.error(
-                "request %s: %d replicas died while they ran it; it may be the cause, and is not tried again",
-                self._request.id,
-                self._deaths,
-            )
-            raise InternalError(InternalError.PUBLIC_MESSAGE)
+            self._died_on.append(node)
         if self.moves > self._retries:
             logger.error("request %s: moved %d times; giving up", self._request.id, self._retries)
             raise error

@@ -31,9 +31,6 @@ class Offer(msgspec.Struct, frozen=True):
     reasoning: Reasoning = Reasoning()
 
 
-MODEL_DEPLOYMENT = "Model"
-
-
 class ModelEntry(msgspec.Struct, frozen=True):
     """A model that can be asked for. `created` is when it was deployed, in Unix seconds.
 

@@ -13,7 +13,7 @@ from backends.fake import FakeSettings
 from backends.llamacpp import settings as llamacpp
 from backends.vllm import settings as vllm
 from deployments.models import ModelEntry, ModelPool, NamedAdapter, Offer
-from deployments.settings import ConfigError, ModelSettings, parse
+from deployments.settings import ConfigError, ModelSettings, model_settings
 from protocols.calls import AnswerT, CountTokens, Question
 from protocols.events import Frame
 from protocols.request import ChatPrompt, LoraScale, Reasoning, Request, Sampling
@@ -31,10 +31,10 @@ def offer(settings: ModelSettings) -> Offer:
     )
 
 
-def offer_of(args: Mapping[str, Any]) -> Offer:
-    """Of another version's `args`, nothing."""
+def offer_of(application: Mapping[str, Any]) -> Offer:
+    """By an application's config. Of another version's, nothing."""
     try:
-        return offer(parse(ModelSettings, args))
+        return offer(model_settings(application))
     except ConfigError:
         return Offer()
 

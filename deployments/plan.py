@@ -7,10 +7,13 @@ else it changes where it runs. What the new config does not name it stops.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
+
+from deployments.settings import HotSettings
 
 Application = Mapping[str, Any]
 """An entry of a Serve config's `applications`, with what was set only."""
@@ -61,6 +64,16 @@ def plan(
 def _restarts(path: str) -> bool:
     part, _, option = path.partition(".")
     return part.startswith("deployments[") and option.split(".")[0].split("[")[0] in _RESTARTS_A_DEPLOYMENT
+
+
+def avoidable(step: Step) -> bool:
+    """Whether all that makes it a restart could be set in `user_config` in place of `args`, which restarts nothing."""
+    return step.action == "restart" and bool(step.because) and all(map(_is_hot, step.because))
+
+
+def _is_hot(path: str) -> bool:
+    part, _, setting = path.partition(".")
+    return part == "args" and re.split(r"[.\[]", setting)[0] in HotSettings.model_fields
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:

@@ -100,6 +100,12 @@ def serve_is_running() -> bool:
         return False
 
 
+def lost_nodes() -> frozenset[str]:
+    """The ids of the nodes that were part of the cluster and are gone. Blocks: it asks the cluster's control store."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not type it
+    return frozenset(node["NodeID"] for node in nodes if not node["Alive"])
+
+
 def _client() -> ServeControllerClient:
     client = serve.context._get_global_client()
     assert client is not None, "the call above raises when there is no controller"
@@ -117,10 +123,6 @@ def application_configs() -> dict[str, dict[str, Any]]:
     """What each application that a config deployed was deployed with. Publicly, only the dashboard's REST has them."""
     configs = {name: app.get("deployed_app_config") for name, app in serve_details()["applications"].items()}
     return {name: config for name, config in configs.items() if config}
-
-
-def application_args() -> dict[str, dict[str, Any]]:
-    return {name: config.get("args") or {} for name, config in application_configs().items()}
 
 
 def code_version(application: Mapping[str, Any]) -> str:

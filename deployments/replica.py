@@ -22,7 +22,7 @@ from deployments.bookkeeping import Book
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
 from deployments.routing.ask import VERSION
 from deployments.routing.hint import RoutingHint
-from deployments.settings import ModelSettings
+from deployments.settings import HotSettings, ModelSettings
 from deployments.watchdog import watch
 from protocols.calls import AnswerT, ModelCall, Question
 from protocols.errors import (
@@ -112,19 +112,26 @@ class Replica:
         self._node_ip = node_ip
         self._channel = ChannelServer()
         self._metadata: ReplicaMetadata | None = None
-        self._stall_timeout_s = settings.stall_timeout_s
+        self._settings = settings
+        self._changed = settings
         self._watchdog: asyncio.Task[None] | None = None
         self._closing = False
         self._streams = 0
-        self._max_ongoing = settings.max_ongoing_requests
 
     async def start(self) -> None:
         card = await self._backend.start()
-        self._book = Book(card, self._backend.stats, self._max_ongoing)
+        self._book = Book(card, self._backend.stats, self._settings.max_ongoing_requests)
         self._channel.on_aside = self._book.on_aside
         address = await self._channel.start(self._node_ip)
         self._metadata = ReplicaMetadata(address, card, VERSION, self._book.expected_rate)
-        self._watchdog = asyncio.get_running_loop().create_task(watch(self._backend, self._stall_timeout_s))
+        watching = watch(self._backend, lambda: self._changed.stall_timeout_s)
+        self._watchdog = asyncio.get_running_loop().create_task(watching)
+
+    def change(self, hot: HotSettings) -> None:
+        """`hot` in place of what the settings and an earlier call say of the same. Names and defaults are the
+        gateways' matter.
+        """
+        self._changed = self._settings.changed(hot)
 
     async def generate(self, request: bytes, hint: RoutingHint, to: bytes) -> AsyncGenerator[bytes, None]:
         """Runs `request` and sends its frames to `to`: over the channel if connected, else as this stream's items.

@@ -183,7 +183,8 @@ def _tell_hub(model: str, replicas: Collection[RunningReplica], metadata: Mappin
     if hub is None:
         return
     addresses = {id_: known.channel for id_, known in metadata.items() if known is not None}
-    hub.set_replicas(model, addresses, sum(running.max_ongoing_requests for running in replicas))
+    nodes = {running.replica_id.unique_id: running.node_id for running in replicas}
+    hub.set_replicas(model, addresses, sum(running.max_ongoing_requests for running in replicas), nodes)
 
 
 def _power_of_two(candidates: list[RunningReplica]) -> list[list[RunningReplica]]:

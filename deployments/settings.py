@@ -16,6 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from backends import BackendSettings
 
+MODEL_DEPLOYMENT = "Model"
+"""The deployment that makes an application a model's."""
+
 
 class ConfigError(ValueError):
     """A config that cannot be used. Each line of the message names one path and says what would be right."""
@@ -201,16 +204,31 @@ class RequestDefaults(_Settings):
     reasoning: ReasoningDefaults = ReasoningDefaults()
 
 
-class ModelSettings(_Settings):
-    """`args` of `deployments.app:model`. The application's name is the model id."""
+class HotSettings(_Settings):
+    """What of a model's `args` can be changed while it runs, as its `Model` deployment's `user_config`.
 
-    backend: BackendSettings
+    Serve restarts a model whose `args` change. A changed `user_config` restarts nothing, and what it sets counts in
+    place of what `args` say.
+    """
+
     aliases: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="Other ids the model answers to, for clients that insist on theirs, e.g. `gpt-4o`."
     )
     defaults: RequestDefaults = Field(
         RequestDefaults(), description="Sampling, `max_tokens` and reasoning for requests that do not set them."
     )
+    stall_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="A replica whose engine has work and does not move for this long ends, and is replaced. Longer "
+        "than the longest step: for a large model on a CPU that is a batch of prompt tokens.",
+    )
+
+
+class ModelSettings(HotSettings):
+    """`args` of `deployments.app:model`. The application's name is the model id."""
+
+    backend: BackendSettings
     queue_slots: int | None = Field(
         None,
         ge=0,
@@ -220,12 +238,10 @@ class ModelSettings(_Settings):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests one gateway keeps waiting for this model; past it clients get 429."
     )
-    stall_timeout_s: float = Field(
-        300.0,
-        gt=0,
-        description="A replica whose engine has work and does not move for this long ends, and is replaced. Longer "
-        "than the longest step: for a large model on a CPU that is a batch of prompt tokens.",
-    )
+
+    def changed(self, hot: HotSettings) -> ModelSettings:
+        """These settings with what `hot` sets."""
+        return self.model_copy(update={name: getattr(hot, name) for name in hot.model_fields_set})
 
     @property
     def max_ongoing_requests(self) -> int:
@@ -239,11 +255,38 @@ def queue_slots(slots: int) -> int:
     return max(2, slots // 4)
 
 
+def model_settings(application: Mapping[str, Any], where: str = "") -> ModelSettings:
+    """What a config's application says of its model: `args`, and its `Model` deployment's `user_config`.
+
+    Raises `ConfigError` with the faults of both. `where` is the application's own path, with a dot behind it.
+    """
+    faults = []
+    settings, hot = None, HotSettings()
+    try:
+        settings = parse(ModelSettings, application.get("args") or {}, f"{where}args")
+    except ConfigError as error:
+        faults.append(str(error))
+    deployments = application.get("deployments")
+    for index, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
+        given = deployment.get("user_config") if isinstance(deployment, Mapping) else None
+        if given is None or deployment.get("name") != MODEL_DEPLOYMENT:
+            continue
+        try:
+            hot = parse(HotSettings, given, f"{where}deployments[{index}].user_config")
+        except ConfigError as error:
+            faults.append(str(error))
+    if settings is None or faults:
+        raise ConfigError("\n".join(faults))
+    return settings.changed(hot)
+
+
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
 def parse(cls: type[SettingsT], args: Mapping[str, Any], where: str = "args") -> SettingsT:
     """`args` as `cls`, or a `ConfigError` with one line per fault: path, what is wrong, the nearest right key."""
+    if not isinstance(args, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, not {args!r}")
     try:
         return cls.model_validate(dict(args))
     except ValidationError as error:

@@ -41,7 +41,9 @@ class Progress:
         return now - self._since
 
 
-async def watch(backend: Backend, stall_timeout_s: float, end: Callable[[int], object] = os._exit) -> None:
+async def watch(
+    backend: Backend, stall_timeout_s: Callable[[], float], end: Callable[[int], object] = os._exit
+) -> None:
     """Looks at `backend` for as long as it is let. Calls `end` at most once, and returns then."""
     loop = asyncio.get_running_loop()
     progress = Progress(loop.time())
@@ -55,7 +57,7 @@ async def watch(backend: Backend, stall_timeout_s: float, end: Callable[[int], o
             end(EXIT_CODE)
             return
         stalled_s = progress.stalled_s(backend.stats(), loop.time())
-        if stalled_s > stall_timeout_s:
+        if stalled_s > stall_timeout_s():
             logger.critical("the engine has not moved for %.0f s though it has work; this replica ends", stalled_s)
             end(EXIT_CODE)
             return

@@ -162,7 +162,7 @@ class KvCache:
         if self._context.unified:
             self._vacate(len(tokens))
             if not self.fits(len(tokens)):
-                raise Overloaded(f"The KV cache has no room for {len(tokens)} tokens now")
+                raise Overloaded(f"The KV cache has no room for {len(tokens)} tokens now", retry_after_s=1.0)
         if self._restore(slot, state) != len(state) or self._context.length(slot.id) != len(tokens):
             self.clear(slot)
             raise RestoreFailed(f"a state of {len(state)} bytes could not be restored")

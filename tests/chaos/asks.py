@@ -98,20 +98,22 @@ def _whole(dialect: str, body: Any) -> Iterable[str]:
 
 
 async def _pieces(dialect: str, response: httpx2.Response) -> AsyncIterator[str]:
-    parser, ended = SseParser(), False
+    parser, ended, last = SseParser(), False, b""
     async for chunk in response.aiter_bytes():
+        last = chunk
         for event in parser.feed(chunk):
             if event.data == "[DONE]":
                 continue
             body = json.loads(event.data)
-            if "error" in body and body["error"] is not None:
+            # In Responses the error of a stream that has begun is inside of the response.
+            if body.get("error") is not None or (body.get("response") or {}).get("error") is not None:
                 raise BrokenAnswer(event.data[:300])
             text, end = _piece(dialect, event, body)
             ended = ended or end
             if text:
                 yield text
     if not ended:
-        raise BrokenAnswer("the stream stopped before its end")
+        raise BrokenAnswer(f"the stream stopped before its end, behind {last[-100:]!r}")
 
 
 def _piece(dialect: str, event: ServerSentEvent, body: Any) -> tuple[str, bool]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import httpx2
 import msgspec
@@ -13,19 +14,44 @@ import msgspec
 from tests.chaos.asks import Ask, BrokenAnswer, GatewayGone, answer
 
 WITHIN_S = 240.0
+RETRY_AFTER_S = 0.5
+"""What the SDKs of OpenAI and Anthropic wait before their first retry. Whoever retries within milliseconds may be sent
+over a connection that HAProxy had kept to the dead gateway and has not found broken yet, and fails a second time.
+"""
 
 
 class Outcome(msgspec.Struct):
-    """`began` and `ended` are seconds of `time.monotonic`. `text` is None after an error, or if the client left."""
+    """`began`, `ended` and when connections broke are seconds of `time.monotonic`. `text` is None after an error, or if
+    the client left.
+    """
 
     ask: Ask
     began: float
     ended: float = 0.0
     text: str | None = None
     left: bool = False
-    broken_connections: list[float] = []
+    broken_connections: list[tuple[float, str]] = []
     error: str = ""
     longest_gap_s: float = 0.0
+
+
+class InFlight:
+    """The requests that have begun and not ended, one for each client. Written by the load, read by any thread."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, tuple[float, str]] = {}
+
+    @contextmanager
+    def request(self, client: int, model: str) -> Iterator[None]:
+        self._began[client] = time.monotonic(), model
+        try:
+            yield
+        finally:
+            del self._began[client]
+
+    def since(self, when: float, model: str | None = None) -> bool:
+        """Whether one (of `model`) that began before `when` still runs, here or there."""
+        return any(began < when and model in (None, its) for began, its in list(self._began.values()))
 
 
 async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None = None) -> Outcome:
@@ -46,11 +72,16 @@ async def once(client: httpx2.AsyncClient, ask: Ask, leave_after_s: float | None
             outcome.error = "" if outcome.left else f"no answer within {WITHIN_S:.0f} s"
             break
         except (httpx2.TransportError, GatewayGone) as error:
-            outcome.broken_connections.append(time.monotonic())
+            outcome.broken_connections.append((time.monotonic(), f"{type(error).__name__}: {error}"))
             if attempt:
                 outcome.error = f"{type(error).__name__} again: {error}"
+            else:
+                await asyncio.sleep(RETRY_AFTER_S)
         except BrokenAnswer as error:
             outcome.error = str(error)
+            if leave_after_s is not None:
+                left_s = leave_after_s + outcome.began - time.monotonic()
+                outcome.error += f" (its client would have left {left_s:.2f} s later)"
             break
     outcome.ended = time.monotonic()
     return outcome
@@ -63,16 +94,20 @@ async def load(
     until: Callable[[], bool],
     seed: int = 0,
     leaving: float = 0.0,
+    in_flight: InFlight | None = None,
 ) -> list[Outcome]:
     """`clients` of them, each asking something at random until `until` holds. A share of `leaving` go away early."""
     outcomes: list[Outcome] = []
+    in_flight = in_flight or InFlight()
 
     async def one(number: int) -> None:
         draw = random.Random(seed * 1000 + number)
         async with httpx2.AsyncClient(base_url=url, timeout=WITHIN_S) as client:
             while not until():
                 leave_after_s = draw.uniform(0.01, 1.5) if draw.random() < leaving else None
-                outcomes.append(await once(client, draw.choice(asks), leave_after_s))
+                ask = draw.choice(asks)
+                with in_flight.request(number, ask.body["model"]):
+                    outcomes.append(await once(client, ask, leave_after_s))
 
     await asyncio.gather(*[one(number) for number in range(clients)])
     return outcomes

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.conftest import Deployed, app, deployed, fake_app, wait_for
 
@@ -252,7 +253,37 @@ def test_a_model_added_to_the_config_restarts_nothing(system: Deployed, client: 
         ask(client, "added")
 
 
-def test_a_lost_replica_ends_no_answer(client: openai.OpenAI) -> None:
+def test_a_changed_user_config_restarts_nothing(system: Deployed, client: openai.OpenAI) -> None:
+    """Its names and defaults count all the same: the gateways read them."""
+    from deployments import cluster
+
+    def with_user_config(user_config: dict[str, Any]) -> dict[str, Any]:
+        given = applications()
+        given[1]["deployments"][0]["user_config"] = user_config
+        return {"applications": given}
+
+    def names() -> list[str]:
+        return [model.id for model in client.models.list()]
+
+    before = cluster.replica_pids()
+    system.redeploy(with_user_config({"aliases": ["hot"], "defaults": {"max_tokens": 3}, "stall_timeout_s": 77}))
+    wait_for(lambda: "hot" in names(), "the new name is listed")
+    answer = client.completions.create(model="hot", prompt="hello")
+    assert answer.usage is not None and answer.usage.completion_tokens == 3
+    system.redeploy(with_user_config({}))
+    wait_for(lambda: "hot" not in names(), "the name is gone again")
+    assert cluster.replica_pids() == before
+    system.redeploy({"applications": applications()})
+
+
+def moves(system: Deployed, model: str) -> float:
+    """How many the gateway has counted."""
+    families = text_string_to_metric_families(httpx.get(f"{system.url}/metrics", timeout=30).text)
+    samples = [sample for family in families for sample in family.samples]
+    return sum(s.value for s in samples if s.name == "tokenyard_moves_total" and s.labels["model"] == model)
+
+
+def test_a_lost_replica_ends_no_answer(system: Deployed, client: openai.OpenAI) -> None:
     """It was the only one: its stream is silent until Serve has started another, and goes on there."""
     from deployments import cluster
 
@@ -260,8 +291,10 @@ def test_a_lost_replica_ends_no_answer(client: openai.OpenAI) -> None:
     (pid,) = cluster.replica_pids()["slow"].values()
     killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     killer.start()
+    assert moves(system, "slow") == 0
     assert stream(client, "slow", max_tokens=60) == undisturbed
     killer.join()
+    assert wait_for(lambda: moves(system, "slow"), "the move is counted") >= 1
 
 
 def _answers(client: openai.OpenAI, model: str) -> bool:

@@ -287,7 +287,7 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
         "absent": application(ApplicationStatus.NOT_STARTED),
     }
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
-    monkeypatch.setattr(ray_compat, "application_args", dict)
+    monkeypatch.setattr(ray_compat, "application_configs", dict)
     status = ServeStatus()()
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
@@ -322,7 +322,7 @@ def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeyp
     trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
     apps = {"m": application(ApplicationStatus.UNHEALTHY, trigger=trigger)}
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
-    monkeypatch.setattr(ray_compat, "application_args", dict)
+    monkeypatch.setattr(ray_compat, "application_configs", dict)
     status = ServeStatus()
     apps["m"].deployments["Model"].message = "The deployment failed to start 1 times: ActorDiedError"
     assert status()["m"].failure is None
@@ -365,22 +365,26 @@ async def test_what_is_deleted_is_gone_at_once(
 def test_what_models_offer_is_read_again_when_one_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the config, so that a model that sleeps offers it too."""
     apps = {"m": application(ApplicationStatus.RUNNING)}
-    args: dict[str, dict[str, object]] = {"m": {"backend": {"kind": "fake"}, "aliases": ["gpt"]}, "gateway": {}}
+    args = {"backend": {"kind": "fake"}, "aliases": ["gpt"]}
+    configs: dict[str, dict[str, object]] = {"m": {"args": args}, "gateway": {}}
     reads: list[None] = []
 
     def read() -> dict[str, dict[str, object]]:
         reads.append(None)
-        return args
+        return configs
 
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
-    monkeypatch.setattr(ray_compat, "application_args", read)
+    monkeypatch.setattr(ray_compat, "application_configs", read)
     status = ServeStatus()
     for _ in range(3):
         assert status()["m"].entry.offer == Offer(aliases=("gpt",))
     assert len(reads) == 1
-    args["m"] = {"of": "another version"}
+    configs["m"] = {"args": args, "deployments": [{"name": "Model", "user_config": {"aliases": ["hot"]}}]}
+    apps["m"].last_deployed_time_s = 12.0
+    assert status()["m"].entry.offer == Offer(aliases=("hot",))
+    configs["m"] = {"args": {"of": "another version"}}
     apps["m"].last_deployed_time_s = 13.0
     assert status()["m"].entry.offer == Offer()
-    args.clear()  # deployed by hand
+    configs.clear()  # deployed by hand
     apps["m"].last_deployed_time_s = 14.0
     assert status()["m"].entry.offer == Offer()

@@ -531,6 +531,25 @@ async def test_who_asks_is_told_what_the_replicas_can_take(hub: ChannelHub, addr
     assert told == [("m", 10), ("m", 0)]
 
 
+async def test_a_node_is_reached_while_a_replica_there_is(
+    link: GatewayLink, hub: ChannelHub, address: ChannelAddress
+) -> None:
+    elsewhere = ChannelAddress("127.0.0.1", 1, "secret")
+    hub.set_replicas("m", {"r": address, "s": elsewhere}, 10, {"r": "node a", "s": "node b"})
+    await settle()
+    assert (hub.node("m", "r"), hub.node("m", "s"), hub.node("m", "t"), hub.node("n", "r")) == (
+        "node a",
+        "node b",
+        "",
+        "",
+    )
+    assert hub.reaches("node a")
+    assert not hub.reaches("node b")
+    hub.set_replicas("m", {}, 0)
+    await settle()
+    assert not hub.reaches("node a"), "it is not known any more what is there"
+
+
 async def test_a_replica_that_is_listed_again_keeps_its_one_connection(
     link: GatewayLink, hub: ChannelHub, server: CountingServer, address: ChannelAddress
 ) -> None:

@@ -414,6 +414,14 @@ def test_deploy_does_not_ask_with_yes_or_for_nothing(tmp_path: Path, running: li
     assert len(running) == 1
 
 
+def test_deploy_says_which_restart_can_be_spared(tmp_path: Path, running: list[Any]) -> None:
+    renamed = GOOD["applications"][2]
+    renamed = renamed | {"args": renamed["args"] | {"aliases": ["other"]}}
+    lines = run("deploy", write(tmp_path, {"applications": [renamed]}), "--yes").stdout.splitlines()
+    assert lines[0].startswith("restart  a  (args.aliases")
+    assert lines[1] == "         In the `user_config` of its deployment `Model` this would restart nothing."
+
+
 def test_deploy_ends_with_an_error_where_a_model_does_not_start(
     tmp_path: Path, running: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

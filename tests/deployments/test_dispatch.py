@@ -23,7 +23,7 @@ from ray.serve.exceptions import (
 )
 
 from backends.fake import FakeFault, FakeSettings
-from deployments import catalog, dispatch, request_log
+from deployments import catalog, dispatch, ray_compat, request_log
 from deployments.asks import Asks
 from deployments.catalog import Application, Catalog
 from deployments.channel import ChannelHub, ChannelServer, ReturnAddress
@@ -397,11 +397,86 @@ async def test_each_choice_goes_on_by_its_number(make: Make) -> None:
     assert [(sent.n, sent.choice, sent.resume) for sent in asked(handle)] == [(3, 0, ()), (1, 0, (1,)), (1, 2, (3,))]
 
 
-async def test_a_request_that_two_replicas_died_of_is_refused(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+class Nodes:
+    """What Ray knows of nodes: that those in `gone` are gone, but only after so many looks."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.known_after = 0
+        self.looks = 0
+
+    def __call__(self) -> frozenset[str]:
+        self.looks += 1
+        return frozenset(self.gone if self.looks > self.known_after else ())
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    nodes = Nodes()
+    monkeypatch.setattr(ray_compat, "lost_nodes", nodes)
+    monkeypatch.setattr(dispatch, "NODE_LOOK_EVERY_S", 0.001)
+    return nodes
+
+
+def dies_on(hub: ChannelHub, replica: str, *frames: Frame) -> Items:
+    """A replica that says `frames` over the handle and dies."""
+
+    async def answer(request: bytes, hint: RoutingHint, to: bytes) -> AsyncIterator[bytes]:
+        hub.routed(hint.call, replica)
+        for frame in frames:
+            yield encode(frame)
+        await settle()
+        raise ActorDiedError
+
+    return answer
+
+
+async def test_a_request_that_two_replicas_died_of_is_refused(
+    make: Make, nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     handle = FakeHandle(over_handle(STARTED, text("Hel", 1), ActorDiedError()))
     assert isinstance(await failure(make(handle), delivered=3), InternalError)
     assert len(handle.calls) == 2
+    assert nodes.looks == 1, "of replicas on no known node nothing will become known"
     assert "r1" in caplog.text
+
+
+@pytest.mark.parametrize("looks_until_known", [0, 3])
+async def test_a_replica_that_died_with_its_node_is_not_held_against_the_request(
+    make: Make, nodes: Nodes, hub: ChannelHub, looks_until_known: int
+) -> None:
+    hub.set_replicas("m", {}, 0, {"a": "node a", "b": "node b"})
+    await settle()
+    nodes.gone, nodes.known_after = {"node a"}, looks_until_known
+    handle = FakeHandle(dies_on(hub, "a", STARTED, text("Hel", 1)), dies_on(hub, "b", STARTED), REST)
+    assert events(await collect(make(handle))) == events(HELLO)
+    assert nodes.looks == looks_until_known + 1
+
+
+async def test_a_request_is_refused_once_it_is_known_that_its_replicas_nodes_are_there(
+    make: Make, nodes: Nodes, hub: ChannelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.set_replicas("m", {}, 0, {"a": "node a", "b": "node b"})
+    await settle()
+    reached: set[str] = set()
+    monkeypatch.setattr(hub, "reaches", lambda node: node in reached)
+    handle = FakeHandle(dies_on(hub, "a", STARTED, text("Hel", 1)), dies_on(hub, "b", STARTED))
+    refused = asyncio.ensure_future(failure(make(handle), delivered=2))
+    await eventually(lambda: nodes.looks > 3)
+    assert not refused.done(), "one of the nodes may turn out to be gone"
+    reached |= {"node a", "node b"}
+    assert isinstance(await refused, InternalError)
+
+
+async def test_a_request_is_refused_when_nothing_becomes_known_of_the_nodes(
+    make: Make, nodes: Nodes, hub: ChannelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "NODE_LOSS_KNOWN_S", 0.02)
+    hub.set_replicas("m", {}, 0, {"a": "node a", "b": "node b"})
+    await settle()
+    handle = FakeHandle(dies_on(hub, "a", STARTED, text("Hel", 1)), dies_on(hub, "b", STARTED))
+    assert isinstance(await failure(make(handle), delivered=2), InternalError)
+    assert nodes.looks > 1
 
 
 async def test_nobody_waits_for_a_model_that_cannot_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,16 +115,35 @@ def test_progress_behind_text_is_left_out() -> None:
     assert frame == Frame((TextDelta("b"),), (2,))
 
 
+def died(journey: Journey, *nodes: str) -> None:
+    """Replicas on these nodes, one after the other, with the request on them."""
+    for node in nodes:
+        journey.requests()
+        journey.observe(Frame((Started(3, 0),)))
+        journey.lost(LOST, node)
+
+
 def test_a_request_that_ends_its_replicas_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     journey = Journey(request(), RETRIES)
-    for _ in range(MAX_DEATHS - 1):
-        journey.observe(Frame((Started(3, 0),)))
-        journey.lost(LOST)
-        journey.requests()
-    journey.observe(Frame((Started(3, 0),)))
+    died(journey, *["a"] * (MAX_DEATHS - 1))
+    assert not journey.suspected
+    died(journey, "b")
+    assert journey.suspected
     with pytest.raises(InternalError):
-        journey.lost(LOST)
+        journey.refuse()
     assert "request r1: 2 replicas died while they ran it" in caplog.text
+
+
+def test_what_died_with_its_node_is_not_counted() -> None:
+    journey = Journey(request(), RETRIES)
+    died(journey, "a", "b")
+    journey.acquit({"b", "c"})
+    assert not journey.suspected
+    assert journey.died_on == ["a"]
+    died(journey, "")
+    assert journey.suspected
+    journey.acquit({"b", "c"})
+    assert journey.suspected, "of a node that nobody knows it cannot be said that it is gone"
 
 
 def test_losses_before_a_replica_began_are_no_deaths() -> None:

@@ -106,9 +106,11 @@ def test_what_a_config_offers() -> None:
     adapters = [{"path": "a/sql.gguf"}, {"path": "hf://o/r/law.gguf@v1", "scale": 0}, {"path": "x.gguf", "name": "y"}]
     offer = offer_of(
         {
-            "backend": {**LLAMACPP, "adapters": adapters},
-            "aliases": ["gpt-4o"],
-            "defaults": {"temperature": 0.2, "max_tokens": 9, "reasoning": {"enabled": False}},
+            "args": {
+                "backend": {**LLAMACPP, "adapters": adapters},
+                "aliases": ["gpt-4o"],
+                "defaults": {"temperature": 0.2, "max_tokens": 9, "reasoning": {"enabled": False}},
+            }
         }
     )
     assert offer == Offer(
@@ -118,8 +120,9 @@ def test_what_a_config_offers() -> None:
         9,
         Reasoning(enabled=False),
     )
-    assert offer_of({"backend": {"kind": "fake", "adapters": ["z.gguf"]}}).adapters == (NamedAdapter("z", 0),)
-    assert offer_of({"unknown": 1}) == Offer()
+    fake = {"backend": {"kind": "fake", "adapters": ["z.gguf"]}}
+    assert offer_of({"args": fake}).adapters == (NamedAdapter("z", 0),)
+    assert offer_of({"args": {"unknown": 1}}) == Offer()
 
 
 @pytest.mark.parametrize(

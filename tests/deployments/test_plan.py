@@ -9,7 +9,7 @@ import pytest
 from deployments import ray_compat
 from deployments.autoscaling import POLICY
 from deployments.config import MODEL_IMPORT
-from deployments.plan import Step, plan
+from deployments.plan import Step, avoidable, plan
 
 MODEL: dict[str, Any] = {
     "name": "m",
@@ -72,6 +72,34 @@ def steps(running: dict[str, Any], wanted: dict[str, Any]) -> list[Step]:
 )
 def test_what_happens_to_an_application(after: dict[str, Any], step: Step) -> None:
     assert steps({"m": MODEL}, {"m": after}) == [step]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "because"),
+    [
+        (None, {"aliases": ["c"]}, "deployments[Model].user_config"),
+        ({"aliases": ["c"]}, {"aliases": ["d"]}, "deployments[Model].user_config.aliases[0]"),
+        ({"stall_timeout_s": 60}, {}, "deployments[Model].user_config.stall_timeout_s"),
+    ],
+)
+def test_a_user_config_restarts_nothing(before: object, after: object, because: str) -> None:
+    running = MODEL if before is None else model(user_config=before)
+    assert steps({"m": running}, {"m": model(user_config=after)}) == [Step("m", "change", (because,))]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"aliases": ["a", "c"]}, True),
+        ({"defaults": {"temperature": 1.0}, "stall_timeout_s": 60}, True),
+        ({"queue_slots": 3}, False),
+        ({"aliases": [], "queue_slots": 3}, False),
+        ({}, False),
+    ],
+)
+def test_a_restart_that_a_user_config_would_spare(args: dict[str, object], expected: bool) -> None:
+    (step,) = steps({"m": MODEL}, {"m": changed(args=MODEL["args"] | args)})
+    assert avoidable(step) is expected
 
 
 def test_applications_come_and_go() -> None:

@@ -19,7 +19,7 @@ from deployments.routing.ask import VERSION, Ask, AskReply
 from deployments.routing.hint import RoutingHint
 from deployments.routing.key import bare_key, prefix_key
 from deployments.routing.policy import PolicyOptions
-from deployments.settings import ModelSettings
+from deployments.settings import HotSettings, ModelSettings
 from protocols.calls import EmbeddingRequest, Tokenize
 from protocols.errors import (
     BackendLost,
@@ -61,6 +61,23 @@ async def connect(hub: ChannelHub, replica: Replica) -> None:
     assert metadata is not None
     hub.set_replicas("m", {"r": metadata.channel})
     await eventually(lambda: replica._channel.link(hub.gateway))
+
+
+async def test_how_long_an_engine_may_stall_can_be_changed(monkeypatch: pytest.MonkeyPatch, started: Start) -> None:
+    given: list[Callable[[], float]] = []
+
+    async def watch(_: object, stall_timeout_s: Callable[[], float]) -> None:
+        given.append(stall_timeout_s)
+
+    monkeypatch.setattr("deployments.replica.watch", watch)
+    replica = await started()
+    await eventually(lambda: given)
+    (stall_timeout_s,) = given
+    default = stall_timeout_s()
+    replica.change(HotSettings(stall_timeout_s=default + 1))
+    assert stall_timeout_s() == default + 1
+    replica.change(HotSettings())
+    assert stall_timeout_s() == default
 
 
 def generate(

@@ -35,10 +35,14 @@ from tests.deployments.support import WITHIN_S, eventually, settle
 class FakeHub:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, ChannelAddress]]] = []
+        self.nodes: dict[str, str] = {}
         self.capacity = -1
 
-    def set_replicas(self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int) -> None:
+    def set_replicas(
+        self, model: str, addresses: Mapping[str, ChannelAddress], capacity: int, nodes: Mapping[str, str]
+    ) -> None:
         self.told.append((model, dict(addresses)))
+        self.nodes = dict(nodes)
         self.capacity = capacity
 
 
@@ -489,6 +493,7 @@ async def test_the_hub_is_told_where_replicas_listen(hub: FakeHub) -> None:
     addresses = {"a": ChannelAddress("10.0.0.1", 1, "secret"), "b": ChannelAddress("10.0.0.1", 2, "secret")}
     assert hub.told == [("m", addresses)]
     assert hub.capacity == 20
+    assert hub.nodes == {"a": "node", "b": "node"}
     made.update_replicas([])
     assert hub.told[1:] == [("m", {})]
 

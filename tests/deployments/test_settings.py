@@ -9,7 +9,15 @@ from pydantic import ValidationError
 
 from backends.fake import FakeSettings
 from backends.llamacpp.settings import LlamaCppSettings
-from deployments.settings import ConfigError, Front, GatewaySettings, ModelSettings, export_ray_environment, parse
+from deployments.settings import (
+    ConfigError,
+    Front,
+    GatewaySettings,
+    ModelSettings,
+    export_ray_environment,
+    model_settings,
+    parse,
+)
 
 FAKE = {"kind": "fake", "slots": 3}
 
@@ -149,3 +157,45 @@ def test_what_the_user_set_is_kept(environment: dict[str, str], front: Front) ->
         environment[name] = "the user's"
     export_ray_environment(front)
     assert {environment[name] for name in ours} == {"the user's"}
+
+
+# --- user_config --------------------------------------------------------------
+
+ARGS = {"backend": {"kind": "fake"}, "aliases": ["a"], "defaults": {"max_tokens": 5}, "stall_timeout_s": 9.0}
+
+
+def with_user_config(user_config: object, deployment: str = "Model") -> dict[str, object]:
+    return {"args": ARGS, "deployments": [{"name": "Entry"}, {"name": deployment, "user_config": user_config}]}
+
+
+def test_a_user_config_counts_in_place_of_the_args() -> None:
+    assert model_settings({"args": ARGS}) == parse(ModelSettings, ARGS)
+    assert model_settings(with_user_config(None)) == parse(ModelSettings, ARGS)
+    changed = model_settings(with_user_config({"aliases": [], "defaults": {"temperature": 1}}))
+    expected = ARGS | {"aliases": [], "defaults": {"temperature": 1}}
+    assert changed == parse(ModelSettings, expected), "a value is replaced whole, and the others stay"
+    assert model_settings(with_user_config({"aliases": []}, "Other")) == parse(ModelSettings, ARGS)
+
+
+@pytest.mark.parametrize(
+    ("user_config", "says"),
+    [
+        ({"alias": []}, "app.deployments[1].user_config.alias: unknown key, did you mean 'aliases'?"),
+        ({"backend": {"kind": "fake"}}, "app.deployments[1].user_config.backend: unknown key; known: "),
+        (["aliases"], "app.deployments[1].user_config: expected a mapping, not ['aliases']"),
+    ],
+)
+def test_a_wrong_user_config_is_named_by_its_path(user_config: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        model_settings(with_user_config(user_config), "app.")
+    assert str(caught.value).startswith(says)
+
+
+def test_faults_of_args_and_user_config_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        model_settings(with_user_config({"alias": []}) | {"args": {"queue": 1}})
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [
+        "args.backend",
+        "args.queue",
+        "deployments[1].user_config.alias",
+    ]

@@ -45,7 +45,7 @@ def test_waiting_alone_is_no_work() -> None:
 @asynccontextmanager
 async def watched(backend: FakeBackend, stall_timeout_s: float) -> AsyncIterator[list[int]]:
     ends: list[int] = []
-    task = asyncio.create_task(watch(backend, stall_timeout_s, ends.append))
+    task = asyncio.create_task(watch(backend, lambda: stall_timeout_s, ends.append))
     yield ends
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

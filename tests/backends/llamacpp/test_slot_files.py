@@ -472,8 +472,9 @@ async def test_no_room_in_a_common_cache(demo_model: str, tmp_path: Path) -> Non
         async for frame in stream:
             if frame.tokens:
                 break
-        with pytest.raises(Overloaded, match=f"no room for {saved.tokens} tokens"):
+        with pytest.raises(Overloaded, match=f"no room for {saved.tokens} tokens") as full:
             await backend.restore_slot(1, "story")
+        assert full.value.retry_after_s
         await stream.aclose()
 
 

@@ -26,7 +26,7 @@ async def test_a_dead_engine() -> None:
     stream = backend.generate(greedy("Tell me a story.", 200, ignore_eos=True))
     await anext(stream)
     ends: list[int] = []
-    watching = asyncio.create_task(watch(backend, 60.0, ends.append))
+    watching = asyncio.create_task(watch(backend, lambda: 60.0, ends.append))
     for process in set(psutil.Process().children()) - before:
         if "resource_tracker" not in " ".join(process.cmdline()):
             process.kill()
