@@ -47,7 +47,7 @@ TAIL_LINES = 30
 
 ROOT = os.path.dirname(HERE)
 VENV_NAME = os.environ.get("TOKENYARD_VENV", "").strip() or ".venv"
-VENV = os.path.join(ROOT, VENV_NAME)
+VENV = os.path.realpath(os.path.join(ROOT, VENV_NAME))  # `venv` makes none through a link, once it is emptied
 PYTHON = os.path.join(VENV, "bin", "python")
 LOG = os.path.join(VENV, "install.log")
 STAMP = os.path.join(VENV, "install.stamp")  # what was installed, written last
