@@ -350,6 +350,8 @@ _RAY_DEFAULTS = {
     # A flush per request and a copy on stderr are the larger part of the request path's logging cost.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Serve ends a proxy that is not ready after this long, 5 s if nobody says otherwise: a busy machine takes more.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Nothing leaves the machine unless its owner says so.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
