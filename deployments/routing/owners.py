@@ -31,6 +31,10 @@ ALPHA: Final = 2.0
 RANKED: Final = 8
 """Owners that anybody asks for; of a fleet of a thousand the order of the others is of no use."""
 MEMO: Final = 4096
+SPARE: Final = 4
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS: Final = tuple(map(np.uint64, (30, 27, 31)))
+_FACTORS: Final = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
 _STEPS: Final = tuple(1.25**n for n in range(64))
 _FIXES: Final = 8
 _RESCALE: Final = 2.0**64
@@ -43,10 +47,12 @@ def weight_of(replica: str) -> int:
 
 def splitmix64(values: U64) -> U64:
     """The finaliser of SplitMix64, elementwise: a good hash of a 64-bit number."""
-    mixed: U64 = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    mixed: U64 = values + _GAMMA
+    mixed ^= mixed >> _SHIFTS[0]
+    mixed *= _FACTORS[0]
+    mixed ^= mixed >> _SHIFTS[1]
+    mixed *= _FACTORS[1]
+    mixed ^= mixed >> _SHIFTS[2]
     return mixed
 
 
@@ -83,8 +89,12 @@ class ShareSketch:
 
     def share(self, rung: int) -> float:
         """The part of all requests, 0 to 1, that surely had this rung."""
-        entry = self._counts.get(rung)
-        return 0.0 if entry is None else min((entry[0] - entry[1]) / self._seen, 1.0)
+        return self.shares((rung,))[0]
+
+    def shares(self, rungs: Iterable[int]) -> list[float]:
+        """The same of each."""
+        counts, seen = self._counts, self._seen
+        return [0.0 if entry is None else min((entry[0] - entry[1]) / seen, 1.0) for entry in map(counts.get, rungs)]
 
     @property
     def seen(self) -> float:
@@ -147,9 +157,8 @@ def place(key: PrefixKey, sketch: ShareSketch, replicas: int) -> Place | None:
     size = replicas
     depth = 0
     anchor = key.rungs[-1]
-    for index in key.trunk:
-        rung = key.rungs[index]
-        share = sketch.share(rung)
+    trunk = [key.rungs[index] for index in key.trunk]
+    for index, rung, share in zip(key.trunk, trunk, sketch.shares(trunk), strict=True):
         if share <= threshold:
             anchor = rung
             break
@@ -181,7 +190,9 @@ class Owners:
         self._weights: U64 = np.empty(0, np.uint64)
         self._all: Slots = np.empty(0, np.intp)  # indices into the two
         self._memo: OrderedDict[Place, tuple[int, ...]] = OrderedDict()
-        self._sets: OrderedDict[tuple[tuple[int, int], ...], Slots] = OrderedDict()
+        # Of the replicas that a hot prefix's outer ones leave, the best by its rung: more than its set takes, so that
+        # a set grows and shrinks with its share at no cost.
+        self._sets: OrderedDict[tuple[tuple[tuple[int, int], ...], int], Slots] = OrderedDict()
 
     def set_members(self, weights: dict[int, int]) -> None:
         """`weights`: slot -> `weight_of` the replica in it. The order of slots does not matter."""
@@ -197,45 +208,44 @@ class Owners:
         if found is not None:
             self._memo.move_to_end(place)
             return found
-        members = self._set(place.hot)
-        ranked = self._slots[members[self._best(members, place.anchor, RANKED)]]
-        if len(ranked) < min(RANKED, len(self._slots)):
-            # A small set: those outside follow, for when all inside are full.
-            inside = np.zeros(len(self._slots), bool)
-            inside[members] = True
-            outside = np.flatnonzero(~inside)
-            more = outside[self._best(outside, place.anchor, RANKED - len(ranked))]
-            ranked = np.concatenate((ranked, self._slots[more]))
+        members, others = self._set(place.hot)
+        ranked = self._best(members, place.anchor, RANKED)
+        if len(ranked) < RANKED and len(others):
+            # A small set: those it would grow to follow, for when all inside are full.
+            ranked = np.concatenate((ranked, others[: RANKED - len(ranked)]))
+        ranked = self._slots[ranked]
         found = self._memo[place] = tuple(ranked.tolist())
         if len(self._memo) > MEMO:
             self._memo.popitem(last=False)
         return found
 
-    def _set(self, hot: tuple[tuple[int, int], ...]) -> Slots:
-        """Indices into `_slots` of the replicas that `hot` narrows the choice to."""
+    def _set(self, hot: tuple[tuple[int, int], ...]) -> tuple[Slots, Slots]:
+        """Indices into `_slots`: of the replicas that `hot` narrows the choice to, and of those it would take next."""
         if not hot:
-            return self._all
-        members = self._sets.get(hot)
-        if members is None:
-            outer = self._set(hot[:-1])
-            rung, size = hot[-1]
-            members = outer[self._best(outer, rung, size)]
-            self._sets[hot] = members
-            if len(self._sets) > MEMO // 16:
+            return self._all, self._all[:0]
+        outer, (rung, size) = hot[:-1], hot[-1]
+        best = self._sets.get((outer, rung))
+        if best is None or len(best) < size:
+            members, others = self._set(outer)
+            best = self._best(members, rung, max(SPARE * size, RANKED))
+            if len(best) < RANKED:
+                best = np.concatenate((best, others[: RANKED - len(best)]))
+            self._sets[outer, rung] = best
+            if len(self._sets) > MEMO // 4:
                 self._sets.popitem(last=False)
         else:
-            self._sets.move_to_end(hot)
-        return members
+            self._sets.move_to_end((outer, rung))
+        return best[:size], best[size:]
 
     def _best(self, members: Slots, rung: int, count: int) -> Slots:
-        """Positions in `members` of the `count` best by the hash with `rung`, best first."""
+        """The `count` best of `members` by the hash with `rung`, best first."""
         weights = self._weights if members is self._all else self._weights[members]
         scores = splitmix64(weights ^ np.uint64(rung))
         if count < len(scores):
             top: Slots = np.argpartition(scores, len(scores) - count)[len(scores) - count :]
         else:
             top = np.arange(len(scores))
-        return top[np.argsort(scores[top])[::-1]]
+        return members[top[scores[top].argsort()[::-1]]]
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when a memo holds a replica that is no member."""
