@@ -12,7 +12,7 @@ install = $(PYTHON) deployments/bootstrap.py --extras
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live clean
+.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live bench-e2e bench-scaling clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,14 @@ bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8
 bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--quick for two)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
+
+bench-e2e: ## Measure the whole system beside llama.cpp's own server (an hour; BENCH_ARGS="--shorter 4 --repeats 1" for a try)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.e2e $(BENCH_ARGS)
+
+bench-scaling: ## Say what grows with replicas and gateways, from what was measured (a second)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock .venv-vllm .venv-vllm.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
