@@ -52,7 +52,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def config(replicas: int) -> ServeDeploySchema:
-    application = {
+    application: dict[str, Any] = {
         "name": APP,
         "route_prefix": None,
         "import_path": "benchmarks.scaling.tiny:build",
@@ -64,7 +64,6 @@ def config(replicas: int) -> ServeDeploySchema:
     return ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": [application]})
 
 
-@ray.remote(num_cpus=0)
 class Gateway:
     """A caller's process: Serve brings it every list of replicas."""
 
@@ -76,7 +75,7 @@ class Gateway:
             self.updates += 1
             update(router, replicas)
 
-        RequestRouter.update_replicas = counted  # type: ignore[method-assign]
+        setattr(RequestRouter, update.__name__, counted)
         self._handle = serve.get_deployment_handle(DEPLOYMENT, APP)
         ray_compat.warm_up(self._handle)
 
@@ -166,6 +165,7 @@ def main() -> None:
 
     rows: list[Measured] = []
     gateways: list[Any] = []
+    gateway: Any = ray.remote(num_cpus=0)(Gateway)
 
     def add(replicas: int, *, moving: bool) -> None:
         serve.get_deployment_handle(DEPLOYMENT, APP).broadcast("set_moving", moving).results()
@@ -177,12 +177,12 @@ def main() -> None:
         for size in args.replicas:
             scale(size)
             while len(gateways) < args.gateways[0]:
-                gateways.append(Gateway.remote())
+                gateways.append(gateway.remote())
             add(size, moving=False)
             add(size, moving=True)
         for count in args.gateways[1:]:
             while len(gateways) < count:
-                gateways.append(Gateway.remote())
+                gateways.append(gateway.remote())
             add(args.replicas[-1], moving=True)
     load = f"load average {os.getloadavg()[0]:.1f}"
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {load}\n")

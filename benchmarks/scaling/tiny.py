@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 
 from backends.base import BackendStats, ModelCard
@@ -79,4 +79,5 @@ def build(_: dict[str, Any]) -> Application:
             request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
         ),
     )
+    assert isinstance(deployment, Deployment)
     return deployment.bind()

@@ -11,13 +11,14 @@ from deployments.app import ROUTING_STATS_S
 from deployments.bookkeeping import LARGE_FLEET_STATS_S
 
 FREE = Inputs(
-    idle_cores=0.0,
-    cores_per_replica=0.0,
     turn_s=0.0,
     turn_per_replica_s=0.0,
-    build_per_replica_s=0.0,
-    build_per_template_byte_s=0.0,
-    pickle_per_replica_s=0.0,
+    list_s=0.0,
+    list_per_replica_s=0.0,
+    list_per_template_byte_s=0.0,
+    sent_s=0.0,
+    sent_per_replica_s=0.0,
+    sent_per_template_byte_s=0.0,
 )
 
 
@@ -44,15 +45,14 @@ def test_turns_take_what_their_replicas_cost_and_the_sleep() -> None:
     assert found.busy == pytest.approx(0.5)
 
 
-def test_answering_takes_the_sleep_first_and_then_makes_it_longer() -> None:
-    half = msgspec.structs.replace(FREE, cores_per_replica=0.005)
+def test_a_list_costs_making_it_once_and_sending_it_to_each_gateway() -> None:
+    # 30 replicas, each with something new every 2 s: in every turn. A list takes 0.1 s, and 3 times 0.1 s to send.
+    slow = msgspec.structs.replace(FREE, list_s=0.1, sent_per_template_byte_s=0.1 / 30 / 50)
+    found = simulate(30, 3, 50, slow)
 
-    assert simulate(100, 2, 0, half).turn_s == pytest.approx(SLEEP_S)
-    assert simulate(100, 2, 0, half).busy == pytest.approx(0.5)
-    # A turn of 0.4 s at 0.75 cores for answers: 0.75 * (0.4 + 1.2) = 1.2 s awake after it.
-    late = msgspec.structs.replace(FREE, cores_per_replica=0.0075, turn_s=0.4)
-    assert simulate(100, 2, 0, late).turn_s == pytest.approx(1.6)
-    assert simulate(100, 2, 0, late).busy == pytest.approx(1.0)
+    lists_per_turn = found.lists_per_s * found.turn_s
+    assert 0.95 < lists_per_turn <= 1.0
+    assert found.turn_s == pytest.approx(SLEEP_S + 0.4 * lists_per_turn)
 
 
 def test_every_gateway_is_sent_the_whole_list() -> None:
@@ -63,8 +63,8 @@ def test_every_gateway_is_sent_the_whole_list() -> None:
     assert four.sent_bytes_per_s == pytest.approx(4 * one.sent_bytes_per_s)
 
 
-def test_pickling_for_many_gateways_makes_lists_rarer_and_older() -> None:
-    slow = msgspec.structs.replace(FREE, pickle_per_replica_s=1e-3)
+def test_sending_to_many_gateways_makes_lists_rarer_and_older() -> None:
+    slow = msgspec.structs.replace(FREE, sent_per_replica_s=1e-3)
     few, many = simulate(200, 1, 0, slow), simulate(200, 16, 0, slow)
 
     assert many.lists_per_s < few.lists_per_s
