@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,8 +36,8 @@ CONNECTIONS = int(GatewaySettings().max_channel_connections)
 
 
 def gateways_for(replicas: int, inputs: Inputs = INPUTS) -> int:
-    """As many as the tokens and decisions need; two at least. That is more than it takes: of a token's cost the parts of
-    HAProxy and the replica are counted as the gateway's.
+    """As many as the tokens and decisions need; two at least. It takes fewer: the parts that HAProxy and the replica
+    have in a token's cost are counted as the gateway's.
     """
     requests = replicas * REQUESTS_PER_REPLICA_S
     return max(2, math.ceil(requests * (TOKENS * inputs.token_s + inputs.decision_s) / GATEWAY_LOAD))
@@ -110,13 +111,10 @@ def traffic(inputs: Inputs = INPUTS) -> str:
 
 
 def limit(reached: Callable[[int], bool], most: int = 3000) -> str:
-    """The least number of replicas at which `reached`, to 5 %."""
-    replicas = 2
-    while replicas <= most:
-        if reached(replicas):
-            return f"{replicas:,}"
-        replicas = max(replicas + 1, int(replicas * 1.05))
-    return f"more than {most:,}"
+    """The least number of replicas at which `reached`, for good."""
+    if not reached(most):
+        return f"more than {most:,}"
+    return f"{bisect_left(range(2, most), True, key=reached) + 2:,}"
 
 
 def limits(inputs: Inputs = INPUTS) -> str:
