@@ -14,7 +14,7 @@ from benchmarks.router_live import system as live
 from benchmarks.router_live.system import Shape
 
 OURS = "Tokenyard"
-DEFAULT_ROUTING = "Tokenyard, Serve's default routing"
+DEFAULT_ROUTING = "Tokenyard, Serve's routing"
 LLAMA_SERVER = "llama-server"
 PORT = 8124
 

@@ -153,10 +153,10 @@ def main() -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     cases = {
-        "2 gateways, no template in the list": (2, 0),
-        "2 gateways, templates of 4 KB": (2, TEMPLATE_BYTES),
-        "gateways as needed, no template in the list": (None, 0),
-        "gateways as needed, templates of 4 KB": (None, TEMPLATE_BYTES),
+        "2 gateways": (2, 0),
+        "2 gateways, templates": (2, TEMPLATE_BYTES),
+        "M as needed": (None, 0),
+        "M as needed, templates": (None, TEMPLATE_BYTES),
     }
     lines: dict[str, list[float]] = {}
     for title, (gateways, template_bytes) in cases.items():
@@ -165,7 +165,7 @@ def main() -> None:
         print(controller(rows, title) + "\n")
     print(f"### Traffic\n\n{traffic()}\n\n### Limits\n\n{limits()}")
     labels = [f"{n:,}" for n in SIZES]
-    (args.out / "controller.svg").write_text(chart("The controller is busy, %, by replicas", labels, lines))
+    (args.out / "controller.svg").write_text(chart("How busy the controller is, %, by replicas", labels, lines))
 
 
 if __name__ == "__main__":
