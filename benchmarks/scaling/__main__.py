@@ -158,6 +158,9 @@ def main() -> None:
         "M as needed": (None, 0),
         "M as needed, templates": (None, TEMPLATE_BYTES),
     }
+    print(
+        f"M as needed: {GATEWAY_LOAD} cores of requests for each gateway. Templates: {TEMPLATE_BYTES:,} bytes each.\n"
+    )
     lines: dict[str, list[float]] = {}
     for title, (gateways, template_bytes) in cases.items():
         rows = [simulate(n, gateways or gateways_for(n), template_bytes) for n in SIZES]
