@@ -86,11 +86,11 @@ bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.router $(BENCH_ARGS)
 
-bench-e2e: ## Measure the whole system beside llama.cpp's own server (an hour; BENCH_ARGS="--shorter 4 --repeats 1" for a try)
+bench-e2e: ## Measure the whole system beside llama.cpp's own server (two to three hours on 2 cores; BENCH_ARGS="--shorter 6 --repeats 1" for a try)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.e2e $(BENCH_ARGS)
 
-bench-scaling: ## Say what grows with replicas and gateways, from what was measured (a second)
+bench-scaling: ## Say what grows with replicas and gateways, from what was measured (seconds)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
 
