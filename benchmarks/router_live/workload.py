@@ -37,6 +37,8 @@ class Turn(msgspec.Struct):
     ttft_s: float = float("nan")
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    answer_tokens: int = 0
+    ended_s: float = float("nan")
     retries: int = 0
     failed: str = ""
 
@@ -45,13 +47,23 @@ def words(draw: random.Random, count: int) -> str:
     return " ".join("".join(draw.choices(_SYLLABLES, k=draw.randint(1, 3))) for _ in range(count))
 
 
-def conversations(seed: int, count: int, turns: int, pause_s: float) -> list[Conversation]:
+def conversations(
+    seed: int,
+    count: int,
+    turns: int,
+    pause_s: float,
+    *,
+    systems: int = 2,
+    system_words: int = SYSTEM_WORDS,
+    first_words: int = DOCUMENT_WORDS,
+) -> list[Conversation]:
+    """`first_words` are those of the first question; `pause_s` is the mean time a user thinks before one."""
     draw = random.Random(seed)
-    systems = [words(draw, SYSTEM_WORDS) for _ in range(2)]
+    prompts = [words(draw, system_words) for _ in range(systems)]
     return [
         Conversation(
-            draw.choice(systems),
-            tuple(words(draw, QUESTION_WORDS if turn else DOCUMENT_WORDS) for turn in range(turns)),
+            draw.choice(prompts),
+            tuple(words(draw, QUESTION_WORDS if turn else first_words) for turn in range(turns)),
             tuple(draw.expovariate(1 / pause_s) for _ in range(turns)),
         )
         for _ in range(count)
@@ -108,6 +120,7 @@ async def _hold(
                 turn.failed = ""
                 messages.append({"role": "assistant", "content": answer})
                 break
+        turn.ended_s = time.perf_counter() - began
         yield turn
         if turn.failed:
             return
@@ -128,5 +141,6 @@ async def _ask(client: openai.AsyncOpenAI, model: str, messages: list[Any], answ
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
             turn.prompt_tokens = chunk.usage.prompt_tokens
+            turn.answer_tokens = chunk.usage.completion_tokens
             turn.cached_tokens = (details.cached_tokens if details is not None else None) or 0
     return "".join(parts)
