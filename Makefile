@@ -75,9 +75,9 @@ bench-encoding: ## Measure what it costs to put an event on the wire, in every d
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.encoding
 
-bench-router-live: ## Compare routing rules on real replicas (45 minutes)
+bench-router-live: ## Compare routing rules on real replicas (45 minutes; BENCH_ARGS=--kill loses some)
 	@$(install) $(DEV)
-	@exec $(BIN)/python -m benchmarks.router_live
+	@exec $(BIN)/python -m benchmarks.router_live $(BENCH_ARGS)
 
 bench-engine: ## Measure the engine beside llama.cpp's own server (built once, 8 minutes)
 	@$(install) $(DEV)
