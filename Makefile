@@ -32,7 +32,7 @@ test: ## Run the tests; PYTEST_ARGS="-k name"
 
 test-chaos: ## Kill replicas, gateways, the controller and a node under load
 	@$(install) $(DEV)
-	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s tests/chaos $(PYTEST_ARGS)
+	@CHAOS_S=60 $(BIN)/python -m pytest -ra -s -o faulthandler_timeout=900 tests/chaos $(PYTEST_ARGS)
 
 test-vllm: ## Try the vLLM engine on the CPU, in .venv-vllm (once, 4 GB)
 	@$(install_vllm)
