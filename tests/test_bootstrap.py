@@ -276,14 +276,9 @@ def test_two_at_once_install_once(installed: Project) -> None:
     assert sorted("installed into .venv" in text for text in errors) == [False, True]
 
 
-def test_a_second_run_is_silent_and_quick(installed: Project) -> None:
+def test_a_second_run_is_silent_and_installs_nothing(installed: Project) -> None:
     before = installed.log.stat().st_mtime_ns
-    took = []
-    for _ in range(5):
-        started = time.monotonic()
-        assert installed.run() == (0, "")
-        took.append(time.monotonic() - started)
-    assert min(took) < 0.3
+    assert installed.run() == (0, "")
     assert installed.log.stat().st_mtime_ns == before
 
 
