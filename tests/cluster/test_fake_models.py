@@ -268,7 +268,7 @@ def test_a_changed_user_config_restarts_nothing(system: Deployed, client: openai
     before = cluster.replica_pids()
     system.redeploy(with_user_config({"aliases": ["hot"], "defaults": {"max_tokens": 3}, "stall_timeout_s": 77}))
     wait_for(lambda: "hot" in names(), "the new name is listed")
-    answer = client.completions.create(model="hot", prompt="hello")
+    answer = client.chat.completions.create(model="hot", messages=[{"role": "user", "content": "hello"}])
     assert answer.usage is not None and answer.usage.completion_tokens == 3
     system.redeploy(with_user_config({}))
     wait_for(lambda: "hot" not in names(), "the name is gone again")
