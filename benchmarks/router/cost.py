@@ -35,6 +35,7 @@ from deployments.routing.policy import Policy, PolicyOptions
 from protocols.request import ChatPrompt, Message, Request, TextPart
 
 PROMPT_BYTES = 32 * 1024
+SYSTEM_BYTES, MESSAGE_BYTES = 2048, 256
 TURNS = 8
 SESSIONS = 64
 SIZES = (10, 100, 1000)
@@ -57,11 +58,10 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def request(session: int, turn: int) -> Request:
-    """A prompt of about 32 KB in which a session's turns share all but the last."""
-    size = PROMPT_BYTES // (2 * TURNS)
-    text = [f"session {session}, message {n}: ".ljust(size, "x") for n in range(2 * turn + 1)]
-    filler = "You are a helpful assistant. ".ljust(PROMPT_BYTES - size * len(text), "s")
-    messages = [Message("system", (TextPart(filler),))]
+    """A prompt of about 32 KB: a document, and questions and answers about it, all but the last as a turn before."""
+    text = [f"session {session}, message {n}: ".ljust(MESSAGE_BYTES, "x") for n in range(1, 2 * turn + 1)]
+    text.insert(0, f"session {session}, document: ".ljust(PROMPT_BYTES - 2 * TURNS * MESSAGE_BYTES - SYSTEM_BYTES, "d"))
+    messages = [Message("system", (TextPart("You are a helpful assistant. ".ljust(SYSTEM_BYTES, "s")),))]
     messages += [Message("assistant" if n % 2 else "user", (TextPart(t),)) for n, t in enumerate(text)]
     return Request("benchmark", "m", ChatPrompt(tuple(messages)))
 

@@ -158,15 +158,16 @@ def place(key: PrefixKey, sketch: ShareSketch, replicas: int) -> Place | None:
     depth = 0
     anchor = key.rungs[-1]
     trunk = [key.rungs[index] for index in key.trunk]
+    before = math.inf
     for index, rung, share in zip(key.trunk, trunk, sketch.shares(trunk), strict=True):
         if share <= threshold:
             anchor = rung
             break
         depth = index + 1
-        wanted = spread(share, replicas)
-        if wanted < size:
+        if share < before and (wanted := spread(share, replicas)) < size:
             hot.append((rung, wanted))
             size = wanted
+        before = share
     if key.affinity:
         share = sketch.share(key.affinity)
         if share <= threshold:
