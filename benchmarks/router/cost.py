@@ -66,16 +66,21 @@ def request(session: int, turn: int) -> Request:
     return Request("benchmark", "m", ChatPrompt(tuple(messages)))
 
 
+def facts(replicas: int) -> dict[str, ReplicaFacts]:
+    return {f"replica-{n}": ReplicaFacts(256, 512, 5000.0) for n in range(replicas)}
+
+
 def new_policy(replicas: int) -> tuple[Policy, dict[str, str]]:
     policy = Policy(PolicyOptions(seed=1))
-    policy.update_replicas({f"replica-{n}": ReplicaFacts(256, 512, 5000.0) for n in range(replicas)}, 0.0)
+    policy.update_replicas(facts(replicas), 0.0)
     return policy, {f"replica-{n}": f"replica-{n}" for n in range(replicas)}
 
 
 def stalls(replicas: int) -> tuple[float, float]:
     """Milliseconds of the first list of replicas, and of the longest turn in which all have said something new."""
+    policy, ids = Policy(PolicyOptions(seed=1)), facts(replicas)
     began = time.thread_time_ns()
-    policy, ids = new_policy(replicas)
+    policy.update_replicas(ids, 0.0)
     listed = time.thread_time_ns() - began
     words = {"v": VERSION, "g": 1, "n": 3, "k": 98, "a": 100}
     said = {id_: words | {"q": 5 * n, "r": 5000 + n} for n, id_ in enumerate(ids)}

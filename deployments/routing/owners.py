@@ -12,12 +12,12 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from deployments.routing.key import PrefixKey
 
@@ -42,7 +42,7 @@ _RESCALE: Final = 2.0**64
 
 def weight_of(replica: str) -> int:
     """A replica's own number, the same in every process."""
-    return int.from_bytes(blake2b(replica.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return xxh3_64_intdigest(replica.encode("utf-8", "surrogatepass"))
 
 
 def splitmix64(values: U64) -> U64:

@@ -38,6 +38,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.random import default_rng
 
 from deployments.routing.ask import VERSION, AskFlag, AskReply, Digest, Intent
 from deployments.routing.fleet import RATE_BOUNDS, Fleet, Floats, ReplicaFacts, bounded
@@ -153,7 +154,7 @@ class Policy:
             members.update({slot: weight_of(fleet.ids[slot]) for slot in come if fleet.keyed[slot]})
             self._owners.set_members(members)
             self._strangers = np.array([slot for slot in fleet.slot_of.values() if slot not in members], np.intp)
-            draw = np.random.default_rng(self._random.getrandbits(64))
+            draw = default_rng(self._random.getrandbits(64))
             self._jitters = _JITTER_S * draw.random(_JITTERS + len(self._fleet))
 
     def observe_stats(self, replica: str, plain: object, now: float) -> None:
