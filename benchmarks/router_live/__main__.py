@@ -159,6 +159,9 @@ def main() -> None:
         turns, killed = measure(None, args, args.seed)
         print(cores)
         print(recovery(turns, killed))
+        failed = [turn for turn in turns if turn.failed]
+        for turn in failed:
+            print(f"failed: {turn.failed}, begun at {turn.began_s:.1f} s, ended at {turn.ended_s:.1f} s")
         return
     rows: dict[str, list[Summary]] = {name: [] for name in RULES if args.only in name}
     order = random.Random(args.seed)

@@ -18,6 +18,9 @@ import openai
 SYSTEM_WORDS, DOCUMENT_WORDS, QUESTION_WORDS = 260, 330, 25
 """About 1.3 tokens a word: 340 tokens of system prompt, 430 of a first question, 35 of each later one."""
 
+RETRY_AFTER_S = 0.5
+"""As the SDKs wait. At once, a retry may meet a connection that the front still holds to the process that died."""
+
 _SYLLABLES = "ba be bi bo da de di do ka ke ki ko la le li lo ma me mi mo na ne ni no ra re ri ro sa se si so".split()
 
 
@@ -112,6 +115,8 @@ async def _hold(
         turn = Turn(index, number, time.perf_counter() - began)
         for attempt in range(retries + 1):
             turn.retries = attempt
+            if attempt:
+                await asyncio.sleep(RETRY_AFTER_S)
             try:
                 answer = await _ask(client, model, messages, answer_tokens, turn)
             except openai.OpenAIError as error:
