@@ -51,7 +51,7 @@ def _log_with_serve() -> None:
 class _Model(Replica):
     """Serve's name for `Replica`. Serve awaits constructors, and calls `__del__` when the replica has drained."""
 
-    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         _log_with_serve()
         name = serve.get_replica_context().replica_id.unique_id
         super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]  # Ray does not type it
@@ -87,7 +87,7 @@ class _Entry:
 class _Gateway:
     """Serve's name for `GatewayReplica`; Serve asks for the ASGI app after the constructor."""
 
-    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]  # Serve awaits it
         _log_with_serve()
         logging.getLogger("tokenyard.request").disabled = not settings.request_log
         self._gateway = GatewayReplica(settings)

@@ -70,10 +70,11 @@ class ModelRouter(RequestRouter):
 
     def _read_stats(self) -> None:
         """Serve brings all replicas' at once. A thousand would hold up the event loop and every stream with it."""
-        for id_ in list(islice(self._unread, STATS_AT_ONCE)):
-            self._policy.observe_stats(id_, self._unread.pop(id_), time.monotonic())
+        turn = [(id_, self._unread.pop(id_)) for id_ in list(islice(self._unread, STATS_AT_ONCE))]
         if self._unread and self._loop is not None:
-            self._loop.call_soon(self._read_stats)
+            self._loop.call_soon(self._read_stats)  # first of all: whatever fails below, the others are read
+        for id_, stats in turn:
+            self._policy.observe_stats(id_, stats, time.monotonic())
 
     def _list_replicas(self, replicas: Collection[RunningReplica]) -> None:
         self._policy.update_replicas({r.replica_id.unique_id: self._facts(r) for r in replicas}, time.monotonic())

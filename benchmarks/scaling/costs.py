@@ -90,7 +90,7 @@ def cpu_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 def pickled(what: object) -> bytes:
     """As Ray does it."""
-    data: bytes = cloudpickle.dumps(what)  # type: ignore[no-untyped-call]
+    data: bytes = cloudpickle.dumps(what)  # type: ignore[no-untyped-call]  # cloudpickle does not type it
     return data
 
 
@@ -189,7 +189,7 @@ def messages() -> Messages:
     def us(parts: list[bytes]) -> float:
         def all_of_them() -> None:
             for part in parts:
-                book.on_aside(link, part)  # type: ignore[arg-type]
+                book.on_aside(link, part)  # type: ignore[arg-type]  # only sends
                 sent.clear()
 
         return 1e3 * cpu_ms(all_of_them) / len(parts)
@@ -202,12 +202,12 @@ def messages() -> Messages:
         packed(ToReplica(intent=Intent(VERSION, draw.getrandbits(63), draw.getrandbits(63), 5000, True)))
         for _ in range(MESSAGES)
     ]
-    book.on_aside(link, asks[0])  # type: ignore[arg-type]
+    book.on_aside(link, asks[0])  # type: ignore[arg-type]  # only sends
     reply = len(sent[0])
     intent_us = us(intents)
     pulls = [packed(ToReplica(n, pull=DigestPull(VERSION, 0, 1000))) for n in range(MESSAGES // 10)]
     sent.clear()
-    book.on_aside(link, pulls[0])  # type: ignore[arg-type]
+    book.on_aside(link, pulls[0])  # type: ignore[arg-type]  # only sends
     digest = len(sent[0])
     assert msgspec.msgpack.decode(sent[0][4:], type=ToGateway).digest is not None
     return Messages(max(map(len, asks)) + 4, reply, us(asks), max(map(len, intents)) + 4, intent_us, us(pulls), digest)

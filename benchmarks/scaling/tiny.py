@@ -76,7 +76,7 @@ def build(_: dict[str, Any]) -> Application:
         ray_actor_options={"num_cpus": 0},
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,  # type: ignore[arg-type]  # a path too, says its docstring
-            request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]
+            request_routing_stats_period_s=ROUTING_STATS_S,  # type: ignore[arg-type]  # a float too, as in deployments/app.py
         ),
     )
     assert isinstance(deployment, Deployment)

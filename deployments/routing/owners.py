@@ -32,6 +32,7 @@ RANKED: Final = 8
 """Owners that anybody asks for; of a fleet of a thousand the order of the others is of no use."""
 MEMO: Final = 4096
 SPARE: Final = 4
+"""Times as many replicas are kept in order for a hot prefix as it is spread over."""
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS: Final = tuple(map(np.uint64, (30, 27, 31)))
 _FACTORS: Final = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
