@@ -22,7 +22,7 @@ from deployments.app import ROUTER
 from deployments.asks import Heard
 from deployments.channel import ChannelAddress
 from deployments.replica import ReplicaMetadata
-from deployments.router import ModelRouter
+from deployments.router import STATS_AT_ONCE, ModelRouter
 from deployments.routing.ask import VERSION, Ask, AskReply, Digest, Intent
 from deployments.routing.decision import BEST
 from deployments.routing.hint import UNKNOWN
@@ -391,6 +391,26 @@ async def test_stats_are_taken_into_account() -> None:
     busy = {"v": VERSION, "g": 1, "q": 10**6, "n": 4, "r": 1000, "k": 100, "a": 0}
     made = router(replica("a", routing_stats=busy), replica("b"))
     assert {await first(made, f"q{i}", bare_key(36)) for i in range(8)} == {"b"}
+
+
+async def test_stats_are_read_in_turns_and_a_failure_stops_none_of_the_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = router()
+    heard: list[str] = []
+
+    def observe(name: str, stats: object, now: float) -> None:
+        heard.append(name)
+        if name == "r0":
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(made._policy, "observe_stats", observe)
+    names = [f"r{n}" for n in range(2 * STATS_AT_ONCE + 1)]
+    made.update_replicas([replica(name) for name in names])
+    assert heard == ["r0"], "the rest of a turn that failed is lost until Serve repeats it"
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert heard == ["r0", *names[STATS_AT_ONCE:]] and not made._unread
+    made.update_replicas([replica(name) for name in names[1:4]])
+    assert heard[-3:] == names[1:4]
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1])
