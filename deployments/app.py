@@ -20,6 +20,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
+from deployments.held import Held
 from deployments.middleware import ASGIApp
 from deployments.monitor import replica_samples
 from deployments.ray_metrics import RayMetrics
@@ -98,6 +99,10 @@ class _Gateway:
 
     async def check_health(self) -> None:
         self._gateway.report()
+
+    async def held(self) -> Held:
+        """Not a plain function: Serve would run it in a thread."""
+        return self._gateway.held()
 
     async def __del__(self) -> None:
         await self._gateway.aclose()

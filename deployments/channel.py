@@ -398,6 +398,11 @@ class ChannelHub:
     def inbox(self, stream: int) -> Inbox | None:
         return self._inboxes.get(stream)
 
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._inboxes)
+
     @contextmanager
     def open(self, choices: int = 1) -> Iterator[Inbox]:
         """An inbox for one stream of `choices` choices; what arrives for it after the block is dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deployments import asks, channel
 from deployments.dispatch import Dispatcher
+from deployments.held import Held, held
 from deployments.http import build_app
 from deployments.middleware import ASGIApp
 from deployments.monitor import Monitor
@@ -38,6 +39,9 @@ class GatewayReplica:
     def report(self) -> None:
         """Shows Ray the metrics that are not counted along the way; replicas show theirs themselves."""
         self._metrics.show(self._monitor.gauges())
+
+    def held(self) -> Held:
+        return held(self._hub.streams)
 
     async def aclose(self) -> None:
         channel.install_hub(None)

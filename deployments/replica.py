@@ -20,6 +20,7 @@ from backends.base import BackendStats, ModelCard
 from deployments import autoscaling
 from deployments.bookkeeping import Book
 from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
+from deployments.held import Held, held
 from deployments.routing.ask import VERSION
 from deployments.routing.hint import RoutingHint
 from deployments.settings import HotSettings, ModelSettings
@@ -198,6 +199,10 @@ class Replica:
 
     def stats(self) -> BackendStats:
         return self._backend.stats()
+
+    async def held(self) -> Held:
+        """Not a plain function: Serve would run it in a thread."""
+        return held(self._streams)
 
     async def aclose(self) -> None:
         """What is still running is handed over: its clients notice nothing of it."""

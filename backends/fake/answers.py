@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from backends.adapters import AdapterSet
 from backends.fake.agent import writing
 from backends.fake.settings import FakeFault, FakeSettings
-from backends.fake.tokens import answer_key, prompt_length, shown_prompt, token_at
+from backends.fake.tokens import answer_key, shown_prompt, token_at
 from backends.output.assembler import Assembler
 from backends.output.selection import ParserSpec
 from protocols.errors import ContextOverflow, InvalidRequest, ServingError
@@ -125,12 +125,13 @@ class Generated:
     def __init__(
         self,
         request: Request,
+        prompt_tokens: int,
         settings: FakeSettings,
         fault: FakeFault | None,
         clock: Callable[[], float],
         adapters: AdapterSet,
     ) -> None:
-        self.prompt_tokens = prompt_length(request.prompt)
+        self.prompt_tokens = prompt_tokens
         if self.prompt_tokens >= settings.context_length:
             raise ContextOverflow.of(self.prompt_tokens, settings.context_length)
         if request.n > 1 and request.resume:

@@ -57,14 +57,15 @@ class FakeBackend(Unsupported):
         loop = self._engine.alive()
         if "generate" not in self._settings.tasks:
             raise NotSupported("This model does not generate text")
+        prompt_tokens = prompt_length(request.prompt)
         source: Source
         if script is None:
             scales = self._scales if request.lora is None else request.lora
             adapters = adapter_set(scales, len(self._settings.adapters))
-            source = Generated(request, self._settings, fault, loop.time, adapters)
+            source = Generated(request, prompt_tokens, self._settings, fault, loop.time, adapters)
         else:
             source = Scripted(script)
-        stream = Stream(source, request)
+        stream = Stream(source, request, prompt_tokens)
         try:
             self._engine.enter(stream, loop)
             while (item := await stream.queue.get()) is not None:

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from backends.fake.answers import Source
 from backends.fake.settings import FakeSettings
-from backends.fake.tokens import prompt_length, shown_prompt
+from backends.fake.tokens import shown_prompt
 from protocols.errors import ServingError, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
@@ -17,10 +17,10 @@ from protocols.request import Request
 class Stream:
     """One request inside the engine, and the queue its consumer reads: frames, then an error or None for the end."""
 
-    def __init__(self, source: Source, request: Request) -> None:
+    def __init__(self, source: Source, request: Request, prompt_tokens: int) -> None:
         self.source = source
         self.request = request
-        self.prompt_tokens = prompt_length(request.prompt)
+        self.prompt_tokens = prompt_tokens
         self.slot = -1  # once it has one
         self.gone = asyncio.Event()
         self.generated = 0

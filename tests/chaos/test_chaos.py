@@ -16,10 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import httpx2
-import psutil
+import msgspec
 import pytest
 
 from deployments.settings import GATEWAY_ENV, export_ray_environment
@@ -27,6 +29,7 @@ from tests.chaos.asks import asks
 from tests.chaos.load import InFlight, Outcome, common_prefix, key, load, once, references, table
 
 if TYPE_CHECKING:
+    from tests.chaos.census import Count
     from tests.chaos.faults import Fault
 
 CHAOS_S = float(os.environ.get("CHAOS_S", "0"))
@@ -57,8 +60,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def config(port: int, queue_slots: int) -> dict[str, Any]:
-    """Two gateways on the head node; two replicas of each model, on two nodes. `queue_slots` is what is changed."""
+def config(port: int, queue_slots: int, responses: Path) -> dict[str, Any]:
+    """Two gateways on the head node, which share the file `responses`; two replicas of each model, on two nodes.
+
+    `queue_slots` is what is changed.
+    """
     spread = {"num_replicas": REPLICAS, "max_replicas_per_node": 2, "autoscaling_config": None}
     fake = {"kind": "fake", "slots": 32, "ttft_s": 0.05, "inter_token_s": 0.03}
 
@@ -79,7 +85,7 @@ def config(port: int, queue_slots: int) -> dict[str, Any]:
                 "name": "gateway",
                 "route_prefix": "/",
                 "import_path": "deployments.app:gateway",
-                "args": {"catalog_poll_s": 0.5},
+                "args": {"catalog_poll_s": 0.5, "response_store": {"kind": "sqlite", "path": str(responses)}},
                 "deployments": [
                     {
                         "name": "Gateway",
@@ -101,17 +107,21 @@ def config(port: int, queue_slots: int) -> dict[str, Any]:
 class System:
     """A two-node Ray on this machine with the models on both nodes, behind HAProxy."""
 
-    def __init__(self, nodes: Any, port: int) -> None:
+    def __init__(self, nodes: Any, port: int, responses: Path) -> None:
         self.nodes = nodes
-        self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.responses = responses
+        self._port = port
         self._queue_slots = 4
+
+    def config(self) -> dict[str, Any]:
+        return config(self._port, self._queue_slots, self.responses)
 
     def deploy(self, wait: bool = True) -> None:
         from deployments import cluster, ray_compat
         from deployments.config import serve_part
 
-        schema = serve_part(config(self.port, self._queue_slots))
+        schema = serve_part(self.config())
         ray_compat.deploy(schema)
         if wait:
             failed = cluster.wait_until_deployed({a.name for a in schema.applications}, lambda _: None)
@@ -125,22 +135,20 @@ class System:
     def add_node(self) -> None:
         self.nodes.add_node(num_cpus=4)
 
-    def processes(self) -> list[psutil.Process]:
-        """The gateways and the models' replicas."""
-        from deployments import cluster
+    def count(self) -> list[Count]:
+        from tests.chaos import census
 
-        return [psutil.Process(pid) for pids in cluster.replica_pids().values() for pid in pids.values()]
+        return census.count([("Gateway", "gateway"), ("Model", "fake"), ("Model", MODEL)])
 
-    def busy(self) -> dict[str, tuple[int, int]]:
-        """Requests running and waiting in all replicas of each model."""
-        from ray import serve
+    def is_idle(self) -> bool:
+        """Whether no engine has anything to do, nor holds a slot for anybody."""
+        from tests.chaos import census
 
-        found = {}
-        for name in ("fake", MODEL):
-            handle = serve.get_deployment_handle("Model", name)
-            stats = [handle.stats.remote().result(timeout_s=30) for _ in range(6)]
-            found[name] = (max(s.running for s in stats), max(s.waiting for s in stats))
-        return found
+        stats = [one for model in ("fake", MODEL) for one in census.stats(model)]
+        return (
+            not any(one.running or one.waiting or one.queued_prompt_tokens for one in stats)
+            and census.slots_in_use(self.url, MODEL) == 0
+        )
 
 
 @contextmanager
@@ -155,12 +163,13 @@ def two_nodes() -> Iterator[System]:
         initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"head": 1}}, shutdown_at_exit=False
     )
     try:
-        system = System(nodes, free_port())
-        system.add_node()
-        with cluster.running_cluster(serve_part(config(system.port, 4)), lambda _: None, address=nodes.address):
-            system.deploy()
-            time.sleep(15)  # Ray is busy for about this long after a deployment
-            yield system
+        with TemporaryDirectory() as folder:
+            system = System(nodes, free_port(), Path(folder) / "responses.sqlite")
+            system.add_node()
+            with cluster.running_cluster(serve_part(system.config()), lambda _: None, address=nodes.address):
+                system.deploy()
+                time.sleep(15)  # Ray is busy for about this long after a deployment
+                yield system
     finally:
         nodes.shutdown()
 
@@ -172,6 +181,12 @@ def system() -> Iterator[System]:
 
 
 ASKS = [*asks("fake", 60), *asks(MODEL, 40)]
+STORED = [
+    msgspec.structs.replace(ask, body={**ask.body, "store": True})
+    for ask in asks("fake", 60)
+    if ask.dialect == "responses"
+]
+SLACK = 2
 
 
 def faults(system: System, draw: random.Random, in_flight: InFlight) -> dict[str, Fault]:
@@ -282,23 +297,47 @@ def test_nothing_is_lost(system: System) -> None:
 
 def test_nothing_is_left_behind(system: System) -> None:
     """The same with clients that leave: what they held is free again. Counts in the processes that lived through it."""
+    from tests.chaos import census
+
     expected = asyncio.run(references(system.url, ASKS))
-    before = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
-    outcomes = asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 2), SEED + 1, leaving=0.5))
+    # As many clients as later: what a process keeps for its next requests, it then has.
+    asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 4), SEED))
+    _wait_until(system.is_idle)
+    time.sleep(census.SETTLED_S)
+    before, stored = system.count(), census.stored_responses(system.responses)
+    outcomes = asyncio.run(load(system.url, [*ASKS, *STORED], CLIENTS, _after(CHAOS_S / 2), SEED + 1, leaving=0.5))
     assert not [row.error for row in outcomes if row.error]
-    time.sleep(5)
-    after = {p.pid: (p.num_fds(), p.num_threads()) for p in system.processes()}
-    assert before.keys() == after.keys(), "no process should have ended"
-    print("\nprocess: descriptors and threads before -> after")
-    for pid in before:
-        print(f"  {pid}: {before[pid]} -> {after[pid]}")
-        assert after[pid][0] <= before[pid][0] + 4 * CLIENTS, "descriptors are left open"
-    assert set(system.busy().values()) == {(0, 0)}
+    _wait_until(system.is_idle)
+    time.sleep(census.SETTLED_S)
+    after = system.count()
+    left = sum(row.left for row in outcomes)
+    print(f"\n{len(outcomes)} requests, of which {left} clients left\n{census.table(before, after)}")
+    assert [count.pid for count in before] == [count.pid for count in after], "no process should have ended"
+    # Of all that, Ray's own part goes up and down a little: `SLACK` of it, and never by one for each request.
+    for old, new in zip(before, after, strict=True):
+        assert new.streams == old.streams == 0
+        assert new.tasks <= old.tasks + SLACK, f"{new.name}: tasks are left"
+        assert new.descriptors <= old.descriptors + SLACK, f"{new.name}: descriptors are left open"
+        assert new.threads <= old.threads + SLACK, f"{new.name}: threads are left"
+    whole = sum(row.ask in STORED and row.text is not None for row in outcomes)
+    may_be = sum(row.ask in STORED and row.left for row in outcomes)
+    stored = census.stored_responses(system.responses) - stored
+    print(f"{stored} responses are stored: {whole} were read to their end, the clients of {may_be} left")
+    assert whole <= stored <= whole + may_be
+    assert may_be > 0, "nobody left a response that would have been stored"
+
     outcomes, done = disturbed(system, SEED + 2, leaving=0.5)
     check(outcomes, done, expected)
     check_rounding(outcomes, expected)
-    time.sleep(10)
-    assert set(system.busy().values()) == {(0, 0)}
+    _wait_until(system.is_idle)
+    assert all(count.streams == 0 for count in system.count())
+
+
+def _wait_until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    ends = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < ends, "requests run or wait, and nobody waits for them"
+        time.sleep(0.5)
 
 
 def _after(seconds: float) -> Callable[[], bool]:
@@ -318,7 +357,7 @@ def test_a_downscale_ends_no_stream(system: System) -> None:
         async with httpx2.AsyncClient(base_url=system.url, timeout=240) as client:
             running = [asyncio.create_task(once(client, long[number % 5])) for number in range(10)]
             await asyncio.sleep(2)
-            smaller = config(system.port, system._queue_slots)
+            smaller = system.config()
             smaller["applications"][1]["deployments"][0]["num_replicas"] = 1
             await asyncio.to_thread(ray_compat.deploy, serve_part(smaller))
             return list(await asyncio.gather(*running))
