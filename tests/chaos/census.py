@@ -79,6 +79,8 @@ def slots_in_use(url: str, model: str) -> int:
 
 
 def stored_responses(path: Path) -> int:
+    if not path.exists():  # it is made with the first of them
+        return 0
     with sqlite3.connect(path) as database:
         return int(database.execute("SELECT count(*) FROM responses").fetchone()[0])
 
