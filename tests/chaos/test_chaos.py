@@ -300,8 +300,8 @@ def test_nothing_is_left_behind(system: System) -> None:
     from tests.chaos import census
 
     expected = asyncio.run(references(system.url, ASKS))
-    # As many clients as later: what a process keeps for its next requests, it then has.
-    asyncio.run(load(system.url, ASKS, CLIENTS, _after(CHAOS_S / 4), SEED))
+    # What a process keeps for its next requests it has after as many clients, and after a first stored response.
+    asyncio.run(load(system.url, [*STORED, *ASKS], CLIENTS, _after(CHAOS_S / 4), SEED))
     _wait_until(system.is_idle)
     time.sleep(census.SETTLED_S)
     before, stored = system.count(), census.stored_responses(system.responses)
