@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus
 
 from backends.base import BackendStartError
 from deployments import ray_compat
@@ -29,6 +28,8 @@ logger = logging.getLogger(__name__)
 REFRESH_AT_MOST_EVERY_S = 0.25
 BELIEVED_AFTER_S = 60.0
 """How long Serve must have given up on a model, whose replicas do not say why, until its requests are told so."""
+DETAILS_S = 5.0
+"""How old what is known of a model's replicas may be, where its status did not change with them."""
 FORGET_AFTER_S = 30.0
 """How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
 
@@ -49,66 +50,86 @@ class StatusSource(Protocol):
 
 
 class ServeStatus:
-    """The `StatusSource` over Serve. What models offer is in their configs, and read again when one is deployed."""
+    """The `StatusSource` over Serve. What models offer is in their configs, and read again when one is deployed.
+
+    Each gateway asks every second, and Serve's details take its controller 30 ms with a handful of models, so they are
+    asked for only when the statuses, which take it none, are not those of the last time; or after `DETAILS_S`.
+    """
 
     def __init__(self) -> None:
-        self._deployed: dict[str, float] = {}
-        self._offers: dict[str, Offer] = {}
+        self._statuses: list[bytes] | None = None
+        self._read_at = float("-inf")
+        self._models: dict[str, _Model] = {}
+        self._offers: dict[str, tuple[float, Offer]] = {}
         self._failing_since: dict[str, float] = {}
 
     def __call__(self) -> dict[str, Application]:
-        applications = {
-            name: app for name, app in serve.status().applications.items() if MODEL_DEPLOYMENT in app.deployments
-        }
-        deployed = {name: app.last_deployed_time_s for name, app in applications.items()}
-        if deployed != self._deployed:
-            self._offers = {name: offer_of(config) for name, config in ray_compat.application_configs().items()}
-            self._deployed = deployed
+        statuses, now = ray_compat.serve_statuses(), time.monotonic()
+        if statuses != self._statuses or now - self._read_at >= DETAILS_S:
+            applications: Mapping[str, Any] = ray_compat.serve_details()["applications"]
+            models = {name: app for name, app in applications.items() if MODEL_DEPLOYMENT in app["deployments"]}
+            self._offers = {name: self._offer(name, app) for name, app in models.items()}
+            self._models = {name: _Model.of(app) for name, app in models.items()}
+            self._statuses, self._read_at = statuses, now
         return {
-            name: Application(
-                _entry(name, app, self._offers.get(name, Offer())),
-                self._failure(name, app),
-                app.status in _GONE,
-            )
-            for name, app in applications.items()
+            name: Application(model.entry(name, self._offers[name][1]), self._failure(name, model), model.leaving)
+            for name, model in self._models.items()
         }
 
-    def _failure(self, name: str, app: Any) -> str | None:
+    def _offer(self, name: str, app: Mapping[str, Any]) -> tuple[float, Offer]:
+        deployed, known = app["last_deployed_time_s"], self._offers.get(name)
+        if known is not None and known[0] == deployed:
+            return known
+        return deployed, offer_of(app.get("deployed_app_config") or {})
+
+    def _failure(self, name: str, model: _Model) -> str | None:
         """Why no replica can be had, as Serve says it; None where there is one, or one may yet come.
 
         A deployment that failed may have replicas of before, and they serve. One that slept may fail when it is woken,
         and Serve tries on and on. A replica that was killed as it started also failed to start, but the next one will
         do: what counts is that the model itself said why it cannot, or that nothing else comes for a while.
         """
-        model = app.deployments[MODEL_DEPLOYMENT]
-        gave_up = app.status is ApplicationStatus.DEPLOY_FAILED
-        failing = gave_up or model.status_trigger == "REPLICA_STARTUP_FAILED"
-        if model.replica_states.get("RUNNING") or not failing:
+        gave_up = model.status is ApplicationStatus.DEPLOY_FAILED
+        failing = gave_up or model.trigger == "REPLICA_STARTUP_FAILED"
+        if model.running or not failing:
             self._failing_since.pop(name, None)
             return None
-        message = str(model.message or app.message)
         now = time.monotonic()
         for_long = now - self._failing_since.setdefault(name, now) >= BELIEVED_AFTER_S
-        return message if BackendStartError.__name__ in message or (gave_up and for_long) else None
+        return model.message if BackendStartError.__name__ in model.message or (gave_up and for_long) else None
 
 
-def _entry(name: str, app: ApplicationStatusOverview, offer: Offer) -> ModelEntry:
-    states: Mapping[Any, int] = app.deployments[MODEL_DEPLOYMENT].replica_states
-    return ModelEntry(
-        name,
-        int(app.last_deployed_time_s),
-        _is_ready(app),
-        offer,
-        replicas=states.get("RUNNING", 0),
-        starting=states.get("STARTING", 0),
-    )
+class _Model(msgspec.Struct, frozen=True):
+    """A model application, as far as it is read out of Serve's details."""
 
+    status: ApplicationStatus
+    trigger: str
+    message: str
+    deployed_at: float
+    running: int
+    starting: int
 
-def _is_ready(app: ApplicationStatusOverview) -> bool:
-    """Also while it is updated, as long as an old replica serves, and when it is scaled to zero."""
-    if app.status is ApplicationStatus.RUNNING:
-        return True
-    return any(state == "RUNNING" for state in app.deployments[MODEL_DEPLOYMENT].replica_states)
+    @classmethod
+    def of(cls, app: Mapping[str, Any]) -> _Model:
+        model = app["deployments"][MODEL_DEPLOYMENT]
+        states = [replica["state"] for replica in model["replicas"]]
+        return cls(
+            ApplicationStatus(app["status"]),
+            model["status_trigger"],
+            model["message"] or app["message"],
+            app["last_deployed_time_s"],
+            states.count("RUNNING"),
+            states.count("STARTING"),
+        )
+
+    @property
+    def leaving(self) -> bool:
+        return self.status in _GONE
+
+    def entry(self, name: str, offer: Offer) -> ModelEntry:
+        """Ready also while it is updated, as long as an old replica serves, and when it is scaled to zero."""
+        ready = self.status is ApplicationStatus.RUNNING or self.running > 0
+        return ModelEntry(name, int(self.deployed_at), ready, offer, replicas=self.running, starting=self.starting)
 
 
 class Catalog:

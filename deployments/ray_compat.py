@@ -112,6 +112,16 @@ def _client() -> ServeControllerClient:
     return client
 
 
+def serve_statuses() -> list[bytes]:
+    """The state of each application and deployment, encoded: equal lists say that nothing changed.
+
+    Publicly there are the details only, and its controller takes long to gather them.
+    """
+    controller = _client()._controller
+    statuses: list[bytes] = ray.get(controller.list_serve_statuses.remote())
+    return statuses
+
+
 def serve_details() -> dict[str, Any]:
     """Applications, deployments and replicas with their process ids. Publicly, only the dashboard's REST has them."""
     details = _client().get_serve_details()

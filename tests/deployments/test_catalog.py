@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
-from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.serve._private.common import DeploymentStatusTrigger
+from ray.serve._private.common import DeploymentStatusTrigger, ReplicaState
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -259,35 +259,50 @@ def application(
     deployment: str = "Model",
     message: str = "",
     trigger: DeploymentStatusTrigger = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
-    replicas: dict[str, int] | None = None,
+    replicas: Sequence[ReplicaState] = (),
     said: str = "",
-) -> SimpleNamespace:
-    overview = SimpleNamespace(status_trigger=trigger, message=said, replica_states=replicas or {})
-    return SimpleNamespace(
-        status=status, message=message, last_deployed_time_s=12.9, deployments={deployment: overview, "Entry": overview}
-    )
+) -> dict[str, Any]:
+    """As Serve's details have it."""
+    details = {"status_trigger": trigger, "message": said, "replicas": [{"state": state} for state in replicas]}
+    return {
+        "status": status,
+        "message": message,
+        "last_deployed_time_s": 12.9,
+        "deployments": {deployment: details, "Entry": details},
+    }
+
+
+class Controller:
+    """Serve's, as far as it is asked; every state of `applications` has a status of its own."""
+
+    def __init__(self, applications: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.applications = applications
+        self.reads = 0
+        monkeypatch.setattr(ray_compat, "serve_statuses", lambda: [repr(self.applications).encode()])
+        monkeypatch.setattr(ray_compat, "serve_details", self.details)
+
+    def details(self) -> dict[str, Any]:
+        self.reads += 1
+        return {"applications": copy.deepcopy(self.applications)}
 
 
 def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed, up = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED, {"RUNNING": 1}
+    failed, up = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED, [ReplicaState.RUNNING]
     applications = {
         "gateway": application(ApplicationStatus.RUNNING, deployment="Gateway"),
-        "up": application(ApplicationStatus.RUNNING, replicas={"RUNNING": 1}),
+        "up": application(ApplicationStatus.RUNNING, replicas=up),
         "asleep": application(ApplicationStatus.RUNNING),
-        "loading": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1}),
-        "updating": application(ApplicationStatus.DEPLOYING, replicas={"STARTING": 1, "RUNNING": 1}),
+        "loading": application(ApplicationStatus.DEPLOYING, replicas=[ReplicaState.STARTING]),
+        "updating": application(ApplicationStatus.DEPLOYING, replicas=[ReplicaState.STARTING, *up]),
         "sick": application(ApplicationStatus.UNHEALTHY),
         "broken": application(ApplicationStatus.DEPLOY_FAILED, message="no such file"),
         "not woken": application(ApplicationStatus.UNHEALTHY, trigger=failed, said="BackendStartError: no memory"),
-        "one of two": application(
-            ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed, replicas={"RUNNING": 1}
-        ),
+        "one of two": application(ApplicationStatus.UNHEALTHY, message="no memory", trigger=failed, replicas=up),
         "not replaced": application(ApplicationStatus.DEPLOY_FAILED, message="no such file", replicas=up),
         "leaving": application(ApplicationStatus.DELETING),
         "absent": application(ApplicationStatus.NOT_STARTED),
     }
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
-    monkeypatch.setattr(ray_compat, "application_configs", dict)
+    Controller(applications, monkeypatch)
     status = ServeStatus()()
     assert {name: app.failure for name, app in status.items()} == {
         "up": None,
@@ -321,12 +336,11 @@ def test_models_are_the_applications_with_a_model_deployment(monkeypatch: pytest
 def test_a_replica_that_was_killed_as_it_started_is_no_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
     apps = {"m": application(ApplicationStatus.UNHEALTHY, trigger=trigger)}
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
-    monkeypatch.setattr(ray_compat, "application_configs", dict)
+    Controller(apps, monkeypatch)
     status = ServeStatus()
-    apps["m"].deployments["Model"].message = "The deployment failed to start 1 times: ActorDiedError"
+    apps["m"]["deployments"]["Model"]["message"] = "The deployment failed to start 1 times: ActorDiedError"
     assert status()["m"].failure is None
-    apps["m"].deployments["Model"].message = "failed to start: backends.base.BackendStartError: no such file"
+    apps["m"]["deployments"]["Model"]["message"] = "failed to start: backends.base.BackendStartError: no such file"
     assert "no such file" in (status()["m"].failure or "")
 
 
@@ -364,27 +378,30 @@ async def test_what_is_deleted_is_gone_at_once(
 
 def test_what_models_offer_is_read_again_when_one_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the config, so that a model that sleeps offers it too."""
-    apps = {"m": application(ApplicationStatus.RUNNING)}
     args = {"backend": {"kind": "fake"}, "aliases": ["gpt"]}
-    configs: dict[str, dict[str, object]] = {"m": {"args": args}, "gateway": {}}
-    reads: list[None] = []
+    model = application(ApplicationStatus.RUNNING) | {"deployed_app_config": {"args": args}}
+    Controller({"m": model}, monkeypatch)
+    status = ServeStatus()
+    assert status()["m"].entry.offer == Offer(aliases=("gpt",))
+    hot = [{"name": "Model", "user_config": {"aliases": ["hot"]}}]
+    model |= {"deployed_app_config": {"args": args, "deployments": hot}, "last_deployed_time_s": 13.0}
+    assert status()["m"].entry.offer == Offer(aliases=("hot",))
+    model |= {"deployed_app_config": {"args": {"of": "another version"}}, "last_deployed_time_s": 14.0}
+    assert status()["m"].entry.offer == Offer()
+    model |= {"deployed_app_config": None, "last_deployed_time_s": 15.0}  # by hand
+    assert status()["m"].entry.offer == Offer()
 
-    def read() -> dict[str, dict[str, object]]:
-        reads.append(None)
-        return configs
 
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=apps))
-    monkeypatch.setattr(ray_compat, "application_configs", read)
+def test_serves_details_are_asked_for_when_something_changed_or_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    apps = {"m": application(ApplicationStatus.RUNNING, replicas=[ReplicaState.RUNNING])}
+    controller = Controller(apps, monkeypatch)
     status = ServeStatus()
     for _ in range(3):
-        assert status()["m"].entry.offer == Offer(aliases=("gpt",))
-    assert len(reads) == 1
-    configs["m"] = {"args": args, "deployments": [{"name": "Model", "user_config": {"aliases": ["hot"]}}]}
-    apps["m"].last_deployed_time_s = 12.0
-    assert status()["m"].entry.offer == Offer(aliases=("hot",))
-    configs["m"] = {"args": {"of": "another version"}}
-    apps["m"].last_deployed_time_s = 13.0
-    assert status()["m"].entry.offer == Offer()
-    configs.clear()  # deployed by hand
-    apps["m"].last_deployed_time_s = 14.0
-    assert status()["m"].entry.offer == Offer()
+        assert status()["m"].entry.replicas == 1
+    assert controller.reads == 1
+    apps["m"]["deployments"]["Model"]["replicas"] = []
+    assert status()["m"].entry.replicas == 0
+    assert controller.reads == 2
+    monkeypatch.setattr(catalog_module, "DETAILS_S", 0.0)
+    status()
+    assert controller.reads == 3

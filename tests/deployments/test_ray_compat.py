@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from ray.serve import context
 from ray.serve._private import api, constants, default_impl, replica
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import RequestMetadata
+from ray.serve._private.controller import ServeController
 from ray.serve._private.handle_options import DynamicHandleOptions, InitHandleOptions
 from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve.config import HTTPOptions, gRPCOptions
@@ -254,6 +256,20 @@ def test_details_come_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> No
     assert parameters(ServeControllerClient.get_serve_details) == []
     monkeypatch.setattr(context, "_get_global_client", Client)
     assert ray_compat.serve_details() == {"applications": {}}
+
+
+def test_statuses_come_from_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithController(Client):
+        def __init__(self) -> None:
+            super().__init__()
+            answer = SimpleNamespace(remote=lambda: "a reference")
+            self._controller = SimpleNamespace(list_serve_statuses=answer)
+
+    assert parameters(ServeController.list_serve_statuses) == []
+    assert parameters(ServeControllerClient.__init__)[0] == "controller"
+    monkeypatch.setattr(context, "_get_global_client", WithController)
+    monkeypatch.setattr(ray, "get", lambda reference: [reference.encode()])
+    assert ray_compat.serve_statuses() == [b"a reference"]
 
 
 def test_a_missing_controller_is_not_an_error_but_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
