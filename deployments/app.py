@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from deployments import garbage
 from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
 from deployments.held import Held
@@ -59,6 +60,7 @@ class _Model(Replica):
         self._metrics = RayMetrics()
         self._of = serve.get_replica_context().app_name, name
         await self.start()
+        garbage.freeze()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it behind the constructor and whenever the config's `user_config` has changed, but not when it
@@ -93,6 +95,7 @@ class _Gateway:
         logging.getLogger("tokenyard.request").disabled = not settings.request_log
         self._gateway = GatewayReplica(settings)
         self._app = await self._gateway.start()
+        garbage.freeze()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
