@@ -21,7 +21,7 @@ import uvicorn
 from backends import create
 from backends.answers import answer
 from backends.base import Backend
-from deployments import request_log
+from deployments import garbage, request_log
 from deployments.admission import Line
 from deployments.config import OurParts
 from deployments.http import build_app
@@ -115,6 +115,7 @@ async def serve(parts: OurParts, host: str, port: int, on_ready: Callable[[], No
         offers = {name: offer(settings) for name, settings in parts.models.items()}
         pool = NamedModels(LocalPool(backends, limits, offers, parts.gateway.first_frame_timeout_s))
         app = build_app(pool, parts.gateway, echo_request_id=True)
+        garbage.freeze()
         await listen(app, [host], port, on_ready)
 
 
