@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 REFRESH_AT_MOST_EVERY_S = 0.25
 BELIEVED_AFTER_S = 60.0
 """How long Serve must have given up on a model, whose replicas do not say why, until its requests are told so."""
-DETAILS_S = 5.0
+DETAILS_S = 15.0
 """How old what is known of a model's replicas may be, where its status did not change with them."""
 FORGET_AFTER_S = 30.0
 """How long a model is believed to be there that Serve's status does not have, though nobody has deleted it."""
