@@ -52,8 +52,9 @@ class StatusSource(Protocol):
 class ServeStatus:
     """The `StatusSource` over Serve. What models offer is in their configs, and read again when one is deployed.
 
-    Each gateway asks every second, and Serve's details take its controller 30 ms with a handful of models, so they are
-    asked for only when the statuses, which take it none, are not those of the last time; or after `DETAILS_S`.
+    Each gateway asks every second. Serve's details take its controller 3 ms with five applications and grow with the
+    replicas of all, so they are asked for only when the statuses (1 ms) are not those of the last time, or after
+    `DETAILS_S`. `serve.status()` would take another 60 ms here to validate them, in which no stream goes on.
     """
 
     def __init__(self) -> None:

@@ -115,7 +115,7 @@ def _client() -> ServeControllerClient:
 def serve_statuses() -> list[bytes]:
     """The state of each application and deployment, encoded: equal lists say that nothing changed.
 
-    Publicly there are the details only, and its controller takes long to gather them.
+    Publicly there are the details only, which the controller takes longer to gather, and a caller to validate.
     """
     controller = _client()._controller
     statuses: list[bytes] = ray.get(controller.list_serve_statuses.remote())
