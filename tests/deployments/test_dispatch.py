@@ -48,7 +48,7 @@ from protocols.errors import (
     Unavailable,
 )
 from protocols.events import Failed, Frame, Started
-from protocols.request import Request
+from protocols.request import ChatPrompt, Message, Request, TextPart
 from tests.deployments.fake_serve import FakeHandle, Items
 from tests.deployments.support import (
     HELLO,
@@ -212,8 +212,12 @@ async def test_with_the_channel_turned_off_the_replica_is_told_to_answer_itself(
     assert msgspec.msgpack.decode(handle.calls[0]["to"], type=ReturnAddress).stream == 0
 
 
-@pytest.mark.parametrize("words", [10, 100_000])
-async def test_the_router_gets_the_key_of_the_request(make: Make, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("characters", "messages", "inline"), [(50, 1, True), (2**20, 1, True), (9 * 2**20, 1, False), (5, 2001, False)]
+)
+async def test_the_router_gets_the_key_of_the_request(
+    make: Make, characters: int, messages: int, inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of a large one is made where it holds nobody up."""
     threads = set()
 
@@ -223,11 +227,12 @@ async def test_the_router_gets_the_key_of_the_request(make: Make, words: int, mo
 
     monkeypatch.setattr(dispatch, "prefix_key", in_thread)
     handle = FakeHandle(over_handle(*HELLO))
-    wanted = request(text="word " * words)
+    message = Message("user", (TextPart("word " * (characters // 5)),))
+    wanted = msgspec.structs.replace(request(), prompt=ChatPrompt((message,) * messages))
     await collect(make(handle), wanted)
     assert handle.calls[0]["hint"].key == prefix_key(wanted)
     assert handle.calls[0]["hint"].call == msgspec.msgpack.decode(handle.calls[0]["to"], type=ReturnAddress).stream
-    assert (threading.main_thread() in threads) == (words == 10)
+    assert (threading.main_thread() in threads) == inline
 
 
 async def test_the_router_is_told_which_replicas_were_lost_under_the_request(make: Make, hub: ChannelHub) -> None:
