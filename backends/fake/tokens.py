@@ -29,19 +29,19 @@ def prompt_length(prompt: Prompt) -> int:
         case ChatPrompt(messages=messages):
             return sum(_message_length(message) for message in messages) or 1
         case TextPrompt(text=text):
-            return _words(text) or 1
+            return _word_count(text) or 1
         case InfillPrompt(prefix=prefix, suffix=suffix, start=start, files=files):
-            return sum(_words(text) for text in (prefix, suffix, start, *(f.text for f in files))) or 1
+            return sum(_word_count(text) for text in (prefix, suffix, start, *(f.text for f in files))) or 1
         case TokenPrompt(tokens=tokens):
             return len(tokens) or 1
         case MixedPrompt(parts=parts):
-            return sum(_words(part) if isinstance(part, str) else 1 for part in parts) or 1
+            return sum(_word_count(part) if isinstance(part, str) else 1 for part in parts) or 1
 
 
 _SHAPE = bytes(ord(" ") if chr(code).isspace() else ord("x") for code in range(256))
 
 
-def _words(text: str) -> int:
+def _word_count(text: str) -> int:
     """As many as `text.split()` has, and does not make: 10 ms for a megabyte would be mistaken for the system's."""
     if not text.isascii():
         return len(text.split())
@@ -67,7 +67,7 @@ def shown_prompt(prompt: Prompt) -> str:
 def _message_length(message: Message) -> int:
     texts = [message.text, message.reasoning or "", *(f"{c.name} {c.arguments}" for c in message.tool_calls)]
     images = sum(isinstance(part, ImagePart) for part in message.content)
-    return 1 + images + sum(_words(text) for text in texts)
+    return 1 + images + sum(_word_count(text) for text in texts)
 
 
 def answer_key(request: Request, adapters: AdapterSet = NO_ADAPTERS) -> int:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from backends import BackendSettings, create
 from backends.base import Backend
 from backends.fake import FakeBackend, FakeFault, FakeSettings, written
+from backends.fake.tokens import prompt_length
 from backends.output.selection import OutputFormats, parser_for
 from protocols.calls import EmbeddingRequest, RerankRequest
 from protocols.errors import (
@@ -459,3 +460,8 @@ async def test_a_slot_keeps_its_last_prompt() -> None:
 async def test_without_a_prefix_cache_nothing_is_found() -> None:
     backend = await started(slots=2)
     assert [await found(backend, text) for text in ("a b c", "a b c")] == [0, 0]
+
+
+@pytest.mark.parametrize("text", ["", " ", "a", " a  b\t\nc ", "a\x1cb\x0bc\x85d", "ä\u2003b c", "one two"])
+def test_a_token_is_a_word(text: str) -> None:
+    assert prompt_length(TextPrompt(text)) == (len(text.split()) or 1)

@@ -14,8 +14,8 @@ from ray import serve
 
 from backends.base import BackendStats
 from deployments.held import Held
+from deployments.settings import MODEL_DEPLOYMENT
 
-MODEL_DEPLOYMENT = "Model"
 SETTLED_S = 60.0
 """Within that everything is back: HAProxy closes connections that it has no use for, a few every five seconds."""
 
@@ -31,11 +31,6 @@ class Count(msgspec.Struct, frozen=True):
     tasks: int
     streams: int
     fronts: int
-
-    @property
-    def of_requests(self) -> tuple[int, int, int]:
-        """What only requests make."""
-        return self.descriptors, self.tasks, self.streams
 
 
 def count(deployments: Sequence[tuple[str, str]]) -> list[Count]:
