@@ -25,7 +25,8 @@ def system() -> Iterator[Deployed]:
     asleep = fake_app("asleep")
     asleep["deployments"][0]["autoscaling_config"] = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1}
     with deployed([app("gateway", "gateway", {"catalog_poll_s": 0.2}), twins, asleep]) as running:
-        wait_for(lambda: len(models(running)) == 2, "the gateway sees the models")
+        seen = ["asleep", "ready"]
+        wait_for(lambda: [model["state"] for model in models(running)] == seen, "the gateway sees the models")
         yield running
 
 

@@ -41,7 +41,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
+    """Without `_ray_trace_ctx`, which Ray adds to the methods of each actor's class once traces are on in a process."""
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "_ray_trace_ctx")]
 
 
 def recorder(real: Callable[..., Any], calls: list[dict[str, Any]]) -> Callable[..., None]:
