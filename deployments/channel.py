@@ -267,13 +267,11 @@ class Inbox:
             return
         self._frames.append(frame)
         if frame.events:  # terminal events are the last of their frame
-            match frame.events[-1]:
-                case Finished():
-                    self._unfinished -= 1
-                case Failed():
-                    self._unfinished = 0
-                case _:
-                    pass
+            last = type(frame.events[-1])  # `isinstance` takes five times as long, for every token
+            if last is Finished:
+                self._unfinished -= 1
+            elif last is Failed:
+                self._unfinished = 0
         self._wake()
 
     def fail(self, error: ServingError) -> None:

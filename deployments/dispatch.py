@@ -126,6 +126,21 @@ def serving_error(error: Exception, model: str) -> ServingError:
             return InternalError(InternalError.PUBLIC_MESSAGE)
 
 
+class _Handles:
+    """A model's handle, and what it makes of itself: Serve builds a new one for each option and each method's name."""
+
+    def __init__(self, model: str) -> None:
+        self.base = serve.get_deployment_handle(MODEL_DEPLOYMENT, model)
+        self._of: dict[tuple[str, bool], Any] = {}
+
+    def method(self, name: str, *, stream: bool, by_reference: bool) -> Any:
+        found = self._of.get((name, by_reference))
+        if found is None:
+            options = ray_compat.streaming_handle if stream else ray_compat.unary_handle
+            found = self._of[name, by_reference] = getattr(options(self.base, by_reference=by_reference), name)
+        return found
+
+
 class Dispatcher:
     """The `ModelPool` of a gateway."""
 
@@ -135,7 +150,7 @@ class Dispatcher:
         self._asks = asks
         self._lines = Lines(settings.max_queued_requests, time.monotonic)
         hub.on_capacity = lambda model, capacity: self._lines.of(model).set_capacity(capacity)
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, _Handles] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.catalog = Catalog(settings.catalog_poll_s, on_change=self._warm_up)
 
@@ -206,10 +221,10 @@ class Dispatcher:
         payload = _encoder.encode(call)
         # Vectors, and the tokens of a long text, are larger than what they are made of.
         large = isinstance(call, EmbeddingRequest) or _ANSWER_GROWTH * len(payload) > GRPC_REQUEST_LIMIT_BYTES
-        handle = ray_compat.unary_handle(self._handle(call.model), by_reference=large)
+        ask = self._handle(call.model).method("call", stream=False, by_reference=large)
         hint = RoutingHint(bare_key(len(payload))) if isinstance(call, _COMPUTED) else UNKNOWN
         # As in `_attempt`: a context of its own, and so a cancellation of our own.
-        response: Any = contextvars.Context().run(handle.call.remote, payload, hint=hint)
+        response: Any = contextvars.Context().run(ask.remote, payload, hint=hint)
         return [await self._reply(response, response.cancel, call.model)]
 
     async def _ask_all(self, call: Question[Any]) -> list[bytes]:
@@ -217,7 +232,7 @@ class Dispatcher:
 
         Such calls cannot be taken back, so they must be short.
         """
-        handle = ray_compat.unary_handle(self._handle(call.model), by_reference=False)
+        handle = ray_compat.unary_handle(self._handle(call.model).base, by_reference=False)
         response = contextvars.Context().run(handle.broadcast, "call", _encoder.encode(call), hint=UNKNOWN)
         return await self._reply(response.results_async(), lambda: None, call.model)
 
@@ -241,12 +256,10 @@ class Dispatcher:
 
     async def _attempt(self, request: Request, trip: _Trip) -> AsyncGenerator[Frame, None]:
         """One call of one replica. Raises whatever it ends with other than `Finished`."""
-        deadline = trip.deadline
-        started_by = asyncio.get_running_loop().time() + self._settings.first_frame_timeout_s
+        loop = asyncio.get_running_loop()
         payload = _encoder.encode(request)
-        handle = ray_compat.streaming_handle(
-            self._handle(request.model), by_reference=len(payload) > GRPC_REQUEST_LIMIT_BYTES
-        )
+        by_reference = len(payload) > GRPC_REQUEST_LIMIT_BYTES
+        generate = self._handle(request.model).method("generate", stream=True, by_reference=by_reference)
         if trip.key is None:
             trip.key = await _key(request, len(payload))
         key = trip.key
@@ -256,50 +269,49 @@ class Dispatcher:
             # Serve names a call after the HTTP request whose context it is made in, and matches waiting calls to
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
             # gives each call its own name; cancelling it with the request is then up to us, below.
-            response = contextvars.Context().run(handle.generate.remote, payload, hint=hint, to=_encoder.encode(to))
+            response = contextvars.Context().run(generate.remote, payload, hint=hint, to=_encoder.encode(to))
             inbox.on_overflow = response.cancel
-            reader = asyncio.get_running_loop().create_task(_read_handle(response, inbox, request.model))
+            reader = loop.create_task(_read_handle(response, inbox, request.model))
+            expiry = None if trip.deadline == math.inf else loop.call_at(trip.deadline, inbox.fail, _too_late())
             try:
-                frame = await self._first_frame(inbox, request.model, min(deadline, started_by))
+                frame = await self._first_frame(inbox, request.model)
                 delivered = False
                 trip.node = self._hub.node(request.model, inbox.routed_to)
                 request_log.current().replica = inbox.routed_to
                 self._observe_started(request.model, key, frame)
                 while True:
-                    if frame.events and isinstance(frame.events[-1], Failed):
+                    if frame.events and type(failed := frame.events[-1]) is Failed:
                         # What came along with the failure. Before the first frame, all of it may come again.
                         if delivered and (frame.events[:-1] or frame.tokens):
                             yield Frame(frame.events[:-1], frame.tokens, frame.choice)
-                        raise ServingError.from_info(frame.events[-1].error)
+                        raise ServingError.from_info(failed.error)
                     yield frame
                     delivered = True
                     if inbox.drained:
                         break
-                    async with asyncio.timeout_at(None if deadline == math.inf else deadline):
-                        frame = await inbox.get()
+                    frame = await inbox.get()
             except BackendLost:
                 if inbox.routed_to:
                     trip.lost.append(inbox.routed_to)
                 raise
-            except TimeoutError:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise DeadlineExceeded("The answer took longer than it was allowed to.") from None
-                raise DeadlineExceeded(
-                    f"No replica began to answer within {self._settings.first_frame_timeout_s:g} seconds."
-                ) from None
             finally:
+                if expiry is not None:
+                    expiry.cancel()
                 self._release(inbox, response, reader)
 
-    async def _first_frame(self, inbox: Inbox, model: str, by: float) -> Frame:
-        """`TimeoutError` at `by`; `Unavailable` once it is known that the model's replicas cannot start."""
+    async def _first_frame(self, inbox: Inbox, model: str) -> Frame:
+        """`DeadlineExceeded` if none comes in time; `Unavailable` once it is known that no replica can start."""
         loop = asyncio.get_running_loop()
+        by = loop.time() + self._settings.first_frame_timeout_s
         while True:
             try:
                 async with asyncio.timeout_at(min(by, loop.time() + LOOK_EVERY_S)):
                     return await inbox.get()
             except TimeoutError:
                 if loop.time() >= by:
-                    raise
+                    raise DeadlineExceeded(
+                        f"No replica began to answer within {self._settings.first_frame_timeout_s:g} seconds."
+                    ) from None
                 self.catalog.require_startable(model)
 
     def _observe_started(self, model: str, key: PrefixKey, frame: Frame) -> None:
@@ -314,21 +326,25 @@ class Dispatcher:
             self._closing.add(reader)
             reader.add_done_callback(self._closing.discard)
 
-    def _handle(self, model: str) -> Any:
-        handle = self._handles.get(model)
-        if handle is None:
-            handle = self._handles[model] = serve.get_deployment_handle(MODEL_DEPLOYMENT, model)
-        return handle
+    def _handle(self, model: str) -> _Handles:
+        handles = self._handles.get(model)
+        if handles is None:
+            handles = self._handles[model] = _Handles(model)
+        return handles
 
     def _warm_up(self, models: Collection[str]) -> None:
         for model in models:
             # A model that was deleted and deployed again needs a handle that has not seen its deletion.
             self._handles.pop(model, None)
             try:
-                ray_compat.warm_up(self._handle(model))
+                ray_compat.warm_up(self._handle(model).base)
             except (KeyError, RayError, RayServeException) as error:
                 # Deleted meanwhile, or the controller is away: that model's first request finds out.
                 logger.warning("no handle for %s yet: %s", model, error)
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The answer took longer than it was allowed to.")
 
 
 async def _read_handle(response: Any, inbox: Inbox, model: str) -> None:

@@ -31,6 +31,9 @@ MAX_DEATHS = 2
 PAUSE_S = (0.1, 2.0)
 """The first pause, and the longest."""
 
+_TURNS = frozenset({Started, Progress, Finished})
+"""The events that may be old news, or change what there is to ask for."""
+
 
 def pause_after(attempt: int) -> float:
     """Seconds to wait before the next replica is tried, after `attempt` in a row were lost."""
@@ -82,6 +85,9 @@ class Journey:
         self._begun = True
         choice = frame.choice - self._request.choice
         self._tokens[choice] += frame.tokens
+        if _TURNS.isdisjoint(map(type, frame.events)):  # as nearly all are
+            self._answering[choice] = self._answering[choice] or bool(frame.events)
+            return frame
         events = tuple(event for event in frame.events if self._is_news(event, choice))
         return frame if len(events) == len(frame.events) else Frame(events, frame.tokens, frame.choice)
 

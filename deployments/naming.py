@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -83,10 +82,8 @@ class NamedModels:
                     taken.add(name)
         return sorted(entries, key=lambda entry: entry.id)
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        async with aclosing(self._pool.stream(self._completed(request))) as frames:
-            async for frame in frames:
-                yield frame
+    def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+        return self._pool.stream(self._completed(request))
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         found = self._find(call.model)
