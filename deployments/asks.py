@@ -1,7 +1,8 @@
 """The router's questions to replicas, over the step channel's connections: what they hold, how long they would take.
 
-A question has a deadline and no retry. Who is not connected is not asked, and whose answer is late goes without: that
-costs prefix hits, and nothing else. Beside it, digests are fetched now and then (`routing/policy.py` says what for).
+A question has a deadline (`Plan.patience_s`) and no retry. Who is not connected is not asked, and whose answer is late
+goes without: that costs prefix hits, and nothing else. Beside it, digests are fetched now and then
+(`routing/policy.py` says what for).
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from deployments.routing.policy import PolicyOptions
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_S: Final = 0.003
-OTHER_LOOP_DEADLINE_S: Final = 0.05
-"""For a router on another event loop than the hub's, which may be busy."""
+OTHER_LOOP_S: Final = 0.05
+"""So much longer a router waits that is on another event loop than the hub's, which may be busy."""
 DIGESTS_S: Final = 2.0
 LARGE_FLEET: Final = 32
 LARGE_FLEET_TURNS: Final = 5
@@ -101,13 +101,13 @@ class Asks:
         if observer is not None:
             observer.observe_started(key, prompt_tokens, cached_tokens)
 
-    async def ask(self, model: str, replicas: Collection[str], ask: Ask) -> Heard:
-        """Asks those of `replicas` that are connected. Returns when all have answered, or after `DEADLINE_S`."""
+    async def ask(self, model: str, replicas: Collection[str], ask: Ask, within_s: float) -> Heard:
+        """Asks those of `replicas` that are connected. Returns when all have answered, or after `within_s`."""
         if asyncio.get_running_loop() is self._loop:
-            return await self._ask(model, replicas, ask)
-        answers = asyncio.run_coroutine_threadsafe(self._ask(model, replicas, ask), self._loop)
+            return await self._ask(model, replicas, ask, within_s)
+        answers = asyncio.run_coroutine_threadsafe(self._ask(model, replicas, ask, within_s), self._loop)
         try:
-            async with asyncio.timeout(OTHER_LOOP_DEADLINE_S):
+            async with asyncio.timeout(within_s + OTHER_LOOP_S):
                 return await asyncio.wrap_future(answers)
         except TimeoutError:
             return Heard()
@@ -127,7 +127,7 @@ class Asks:
         """Replicas that may have died just now."""
         return self._hub.broken(model)
 
-    async def _ask(self, model: str, replicas: Collection[str], ask: Ask) -> Heard:
+    async def _ask(self, model: str, replicas: Collection[str], ask: Ask, within_s: float) -> Heard:
         self._hub.use(model, replicas)
         links = {link: id_ for id_ in replicas if (link := self._hub.link(model, id_)) is not None}
         if not links:
@@ -137,7 +137,7 @@ class Asks:
         message = bytes(framed(ToReplica(number, ask=ask)))
         for link in links:
             link.transport.write(message)
-        deadline = self._loop.call_later(DEADLINE_S, self._late, round_)
+        deadline = self._loop.call_later(within_s, self._late, round_)
         try:
             await round_.done
         finally:

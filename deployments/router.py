@@ -141,7 +141,8 @@ class ModelRouter(RequestRouter):
         plan = self._policy.plan(key, time.monotonic())
         heard = asks.Heard()
         if plan.ask and self._asks is not None:
-            heard = await self._asks.ask(self.app_name, plan.ask, Ask(VERSION, key.rungs, key.adapter))
+            question = Ask(VERSION, key.rungs, key.adapter)
+            heard = await self._asks.ask(self.app_name, plan.ask, question, plan.patience_s)
         return Decision(plan, self._policy.rank(plan, heard.replies, time.monotonic(), heard.asked))
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

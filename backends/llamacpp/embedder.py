@@ -44,7 +44,7 @@ class Embedder:
 
     def __init__(self, open_context: Callable[[], EmbeddingContext], *, slots: int, chunk: int) -> None:
         self.results: list[Result[list[Matrix]]] = []
-        self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
+        self.taken = 0  # what was submitted, for whoever counts what is on its way
         self._open_context = open_context
         self._context: EmbeddingContext | None = None
         self._slots = slots
@@ -70,7 +70,6 @@ class Embedder:
 
     def submit(self, call: Call) -> None:
         self.taken += 1
-        self.taken_tokens += call.tokens
         self._queued_tokens += call.tokens
         job = self._jobs[call] = _Job(call)
         self._waiting.append(job)

@@ -38,6 +38,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from backends.base import BackendStats
+from backends.llamacpp.arrivals import Arrivals
 from backends.llamacpp.bindings import LlamaCppError, Tokens
 from backends.llamacpp.embedder import Embedder
 from backends.llamacpp.runner import Runner
@@ -56,7 +57,6 @@ class _Worker(Protocol):
 
     results: list[Result[Any]]
     taken: int
-    taken_tokens: int
 
     @property
     def idle(self) -> bool:
@@ -80,7 +80,6 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
     stats: BackendStats
     taken: int = 0
-    taken_tokens: int = 0
 
 
 class Engine:
@@ -98,7 +97,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._open: set[Receiver[Any]] = set()
-        self._submitted = self._submitted_tokens = 0
+        self._arrivals = Arrivals(share=runner is not None and runner.shares_prefixes)
         self._stopping = False
         self._snapshot = _snapshot(self._workers)
 
@@ -115,12 +114,14 @@ class Engine:
             slot = msgspec.structs.replace(generation.slot, shift=self._context_shift)
             generation = msgspec.structs.replace(generation, slot=slot)
         stream = Stream(generation)
-        self._send(stream, partial(self._runner.submit, stream), generation.n, len(generation.prompt))
+        self._send(stream, partial(self._runner.submit, stream))
+        self._arrivals.generation(generation)
         return stream
 
     def embed(self, inputs: Sequence[Tokens], normalize: int) -> Call:
         call = Call(inputs, normalize)
-        self._send(call, partial(self._embedder.submit, call), 1, call.tokens)
+        self._send(call, partial(self._embedder.submit, call))
+        self._arrivals.embedding(call.tokens)
         return call
 
     def cancel(self, stream: Stream) -> None:
@@ -152,26 +153,25 @@ class Engine:
             self._open.discard(call)
             self._commands.put(partial(self._embedder.cancel, call))
 
-    def _send(self, receiver: Receiver[Any], command: Callable[[], None], requests: int, tokens: int) -> None:
+    def _send(self, receiver: Receiver[Any], command: Callable[[], None]) -> None:
         if self.failure is not None:
             raise Unavailable(self.failure)
         self._open.add(receiver)
-        self._submitted += requests
-        self._submitted_tokens += tokens
+        self._arrivals.taken(self._snapshot.taken)
         self._commands.put(command)
 
     def stats(self) -> BackendStats:
         """The last step's numbers, plus what was submitted since."""
         snapshot = self._snapshot
-        unseen = self._submitted - snapshot.taken
-        if not unseen or self.failure is not None:
+        self._arrivals.taken(snapshot.taken)
+        unseen = self._arrivals.unseen
+        if not unseen.requests or self.failure is not None:
             return snapshot.stats
-        unseen_tokens = self._submitted_tokens - snapshot.taken_tokens
         return msgspec.structs.replace(
             snapshot.stats,
-            waiting=snapshot.stats.waiting + unseen,
-            queued_prompt_tokens=snapshot.stats.queued_prompt_tokens + unseen_tokens,
-            uncached_tokens_queued=snapshot.stats.uncached_tokens_queued + unseen_tokens,
+            waiting=snapshot.stats.waiting + unseen.requests,
+            queued_prompt_tokens=snapshot.stats.queued_prompt_tokens + unseen.tokens,
+            uncached_tokens_queued=snapshot.stats.uncached_tokens_queued + unseen.uncached,
         )
 
     def stop(self, why: str) -> None:
@@ -304,5 +304,4 @@ def _snapshot(workers: Sequence[_Worker]) -> _Snapshot:
             prompt_tokens_total=stats.prompt_tokens_total + other.prompt_tokens_total,
             steps_total=stats.steps_total + other.steps_total,
         )
-    taken_tokens = sum(worker.taken_tokens for worker in workers)
-    return _Snapshot(stats, sum(worker.taken for worker in workers), taken_tokens)
+    return _Snapshot(stats, sum(worker.taken for worker in workers))

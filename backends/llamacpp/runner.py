@@ -69,12 +69,12 @@ class Runner:
         """Without `drafting`, no tokens are guessed."""
         self.kv = KvCache(context, prompts)
         self.results: list[Result[Frame]] = []
-        self.taken = self.taken_tokens = 0  # what was submitted, for whoever counts what is on its way
+        self.taken = 0  # what was submitted, for whoever counts what is on its way
         self._model = model
         self._context = context
         self._context_length = context_length
         self._prefill_chunk = prefill_chunk
-        self._share = prefix_sharing
+        self.shares_prefixes = prefix_sharing
         self._drafting = drafting
         self._oversubscribed = context.unified and context.kv_size < context.sequences * context_length
         self._batch = Batch(context.batch_size)
@@ -101,7 +101,6 @@ class Runner:
 
     def submit(self, stream: Stream) -> None:
         self.taken += stream.generation.n
-        self.taken_tokens += len(stream.generation.prompt)
         tasks = self._tasks[stream] = []
         for generation in stream.generation.choices():
             sequence = Sequence(generation, self._model, self._context_length, time.monotonic)
@@ -172,13 +171,14 @@ class Runner:
     def _uncached(self, task: Task) -> int:
         if not task.generation.slot.reuse:
             return len(task.sequence.tokens)
-        latest = islice(chain(reversed(self._waiting), reversed(self._running)), _COMPARED) if self._share else ()
+        came_before = chain(reversed(self._waiting), reversed(self._running))
+        latest = islice(came_before, _COMPARED) if self.shares_prefixes else ()
         others = [other for other in latest if other.stream is not task.stream]
         return uncached(task, others, self.kv.within_reach(task.sequence.tokens, task.adapters))
 
     def _shares(self, task: Task) -> bool:
         """The choices of one request share their prompt, whatever the setting."""
-        return self._share or task.generation.n > 1
+        return self.shares_prefixes or task.generation.n > 1
 
     def _has_room(self, task: Task) -> bool:
         """Whether it can run without another one having to stop for it soon."""

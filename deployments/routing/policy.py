@@ -54,6 +54,13 @@ SLOW_START_FADES_S: Final = 30.0
 FRESH_S: Final = 0.05
 CHEAP_S: Final = 0.005
 """A prompt that is computed in this time everywhere is not worth a question."""
+PATIENCE_S: Final = (0.003, 0.05)
+PATIENCE: Final = 0.01
+"""Of the seconds that the whole prompt takes: for so long answers are waited for, within `PATIENCE_S`.
+
+On a CPU a prompt takes seconds and the replica's engine the cores: its answer may need more than 3 ms, and without it
+the same system prompt is computed at every replica.
+"""
 STATS_DELAY_S: Final = 0.5
 """About how old `Tracker.stats` are when they arrive."""
 DRAINING_S: Final = 30.0
@@ -89,10 +96,13 @@ class PolicyOptions(msgspec.Struct, frozen=True):
 
 
 class Plan:
-    """One request's decision in the making. `ask`: ids of the replicas to ask, possibly none."""
+    """One request's decision in the making. `ask`: ids of the replicas to ask, possibly none.
+
+    `patience_s`: for how long to wait for their answers.
+    """
 
     __slots__ = (
-        "ask", "costs", "evidence", "head", "held", "hot", "jitter", "key", "made_at", "owners", "place",
+        "ask", "costs", "evidence", "head", "held", "hot", "jitter", "key", "made_at", "owners", "patience_s", "place",
         "prompt_tokens", "safe", "version"
     )  # fmt: skip
 
@@ -101,6 +111,7 @@ class Plan:
         self.prompt_tokens = prompt_tokens
         self.made_at = made_at
         self.ask: tuple[str, ...] = ()
+        self.patience_s = PATIENCE_S[0]
         self.safe = False
         self.place: Place | None = None
         self.owners: list[int] = []  # slots, best first
@@ -219,6 +230,8 @@ class Policy:
         self._weigh(plan, now)
         if not plan.safe and fleet.askable > 1 and plan.prompt_tokens / fleet.slowest >= CHEAP_S:
             plan.ask = self._whom_to_ask(plan, now)
+            shortest, longest = PATIENCE_S
+            plan.patience_s = min(max(PATIENCE * plan.prompt_tokens / fleet.slowest, shortest), longest)
         return plan
 
     def rank(

@@ -21,6 +21,7 @@ from tests.deployments.support import HELLO, WITHIN_S, eventually, tokens
 
 HOST = "127.0.0.1"
 ASK = Ask(VERSION, (1, 2, 3))
+SHORT_S = 0.003
 
 
 class FakeReplica:
@@ -39,13 +40,6 @@ class FakeReplica:
         answer = self.answer(self.heard[-1])
         if answer is not None:
             link.send(answer)
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer is late."""
-    monkeypatch.setattr(asks_module, "DEADLINE_S", WITHIN_S)
-    monkeypatch.setattr(asks_module, "OTHER_LOOP_DEADLINE_S", WITHIN_S)
 
 
 class Connect:
@@ -81,70 +75,70 @@ def asked(heard: Heard) -> set[str]:
     return set(heard.asked)
 
 
-async def test_all_that_are_asked_answer(connect: Connect, patient: None) -> None:
+async def test_all_that_are_asked_answer(connect: Connect) -> None:
     replicas = {name: FakeReplica() for name in "abc"}
-    heard = await (await connect(**replicas)).ask("m", ["a", "b"], ASK)
+    heard = await (await connect(**replicas)).ask("m", ["a", "b"], ASK, WITHIN_S)
     assert asked(heard) == {"a", "b"}
     assert heard.replies == dict.fromkeys("ab", AskReply(VERSION, 1, 2, 30, 4))
     assert [message.ask for message in replicas["a"].heard] == [ASK]
     assert replicas["c"].heard == []
 
 
-async def test_answers_of_several_questions_do_not_mix(connect: Connect, patient: None) -> None:
+async def test_answers_of_several_questions_do_not_mix(connect: Connect) -> None:
     def echo(message: ToReplica) -> ToGateway:
         assert message.ask is not None
         return ToGateway(message.number, AskReply(VERSION, 1, message.ask.rungs[0], 0, 0))
 
     asks = await connect(a=FakeReplica(echo), b=FakeReplica(echo))
-    heard = await asyncio.gather(*[asks.ask("m", ["a", "b"], Ask(VERSION, (i,))) for i in range(20)])
+    heard = await asyncio.gather(*[asks.ask("m", ["a", "b"], Ask(VERSION, (i,)), WITHIN_S) for i in range(20)])
     assert [{reply.depth for reply in one.replies.values()} for one in heard] == [{i} for i in range(20)]
 
 
-async def test_who_is_not_connected_is_not_asked(connect: Connect, patient: None) -> None:
+async def test_who_is_not_connected_is_not_asked(connect: Connect) -> None:
     asks = await connect(a=FakeReplica())
-    assert asked(await asks.ask("m", ["a", "unknown"], ASK)) == {"a"}
-    assert await asks.ask("m", ["unknown"], ASK) == Heard()
-    assert await asks.ask("other model", ["a"], ASK) == Heard()
+    assert asked(await asks.ask("m", ["a", "unknown"], ASK, WITHIN_S)) == {"a"}
+    assert await asks.ask("m", ["unknown"], ASK, WITHIN_S) == Heard()
+    assert await asks.ask("other model", ["a"], ASK, WITHIN_S) == Heard()
 
 
 async def test_what_does_not_answer_in_time_is_done_without(connect: Connect) -> None:
     asks = await connect(a=FakeReplica(mute))
-    heard = await asks.ask("m", ["a"], ASK)
+    heard = await asks.ask("m", ["a"], ASK, SHORT_S)
     assert (asked(heard), dict(heard.replies)) == ({"a"}, {})
 
 
 async def test_what_came_while_the_loop_was_busy_was_in_time(connect: Connect) -> None:
     def slowly(message: ToReplica) -> ToGateway:
         """The replica is in this process, so it keeps the gateway busy past the deadline."""
-        until = loop.time() + 2 * asks_module.DEADLINE_S
+        until = loop.time() + 2 * SHORT_S
         while loop.time() < until:
             pass
         return ToGateway(message.number, AskReply(VERSION, 1, 1, 0, 0))
 
     loop = asyncio.get_running_loop()
     asks = await connect(a=FakeReplica(slowly))
-    assert (await asks.ask("m", ["a"], ASK)).replies.keys() == {"a"}
+    assert (await asks.ask("m", ["a"], ASK, SHORT_S)).replies.keys() == {"a"}
 
 
 async def test_a_late_answer_is_nobodys(connect: Connect, hub: ChannelHub) -> None:
     replica = FakeReplica(mute)
     asks = await connect(a=replica)
-    await asks.ask("m", ["a"], ASK)
+    await asks.ask("m", ["a"], ASK, SHORT_S)
     assert replica.last is not None
     replica.last.send(ToGateway(replica.heard[0].number, AskReply(VERSION, 1, 1, 0, 0)))
     replica.answer = lambda m: ToGateway(m.number, AskReply(VERSION, 1, 3, 0, 0))
-    heard = await asks.ask("m", ["a"], ASK)
+    heard = await asks.ask("m", ["a"], ASK, SHORT_S)
     assert [reply.depth for reply in heard.replies.values()] == [3]
 
 
-async def test_a_connection_that_breaks_is_not_waited_for(connect: Connect, patient: None) -> None:
+async def test_a_connection_that_breaks_is_not_waited_for(connect: Connect) -> None:
     def hang_up(_: ToReplica) -> None:
         assert replica.last is not None
         replica.last.transport.abort()
 
     replica = FakeReplica(hang_up)
     asks = await connect(a=replica, b=FakeReplica())
-    heard = await asks.ask("m", ["a", "b"], ASK)
+    heard = await asks.ask("m", ["a", "b"], ASK, WITHIN_S)
     assert asked(heard) == {"a", "b"}
     assert heard.replies.keys() == {"b"}
 
@@ -158,7 +152,7 @@ async def test_answers_of_another_version_are_passed_over_and_streams_go_on(
 ) -> None:
     replica = FakeReplica(lambda _: garbage)
     asks = await connect(a=replica)
-    assert dict((await asks.ask("m", ["a"], ASK)).replies) == {}
+    assert dict((await asks.ask("m", ["a"], ASK, WITHIN_S)).replies) == {}
     assert replica.last is not None
     with hub.open() as inbox:
         for frame in HELLO:
@@ -181,18 +175,18 @@ async def test_questions_of_another_version_leave_the_connection_alone(connect: 
     assert hub.link("m", "a") is link
 
 
-async def test_the_chosen_one_is_told_before_it_is_asked_again(connect: Connect, patient: None) -> None:
+async def test_the_chosen_one_is_told_before_it_is_asked_again(connect: Connect) -> None:
     replica = FakeReplica()
     asks = await connect(a=replica)
     intent = Intent(VERSION, 3, 1, 500, False)
     asks.chosen("m", "a", intent)
     asks.chosen("m", "a", None)
     asks.chosen("m", "unknown", intent)
-    await asks.ask("m", ["a"], ASK)
+    await asks.ask("m", ["a"], ASK, WITHIN_S)
     assert [message.intent for message in replica.heard] == [intent, None]
 
 
-async def test_a_router_on_another_thread_asks_and_tells_too(connect: Connect, patient: None) -> None:
+async def test_a_router_on_another_thread_asks_and_tells_too(connect: Connect) -> None:
     replica = FakeReplica()
     asks = await connect(a=replica)
     intent = Intent(VERSION, 3, 1, 500, False)
@@ -200,7 +194,7 @@ async def test_a_router_on_another_thread_asks_and_tells_too(connect: Connect, p
 
     async def route() -> None:
         asks.chosen("m", "a", intent)
-        found.append(await asks.ask("m", ["a"], ASK))
+        found.append(await asks.ask("m", ["a"], ASK, WITHIN_S))
 
     thread = threading.Thread(target=lambda: asyncio.run(route()))
     thread.start()
@@ -213,10 +207,14 @@ async def test_a_router_on_another_thread_asks_and_tells_too(connect: Connect, p
 async def test_a_router_on_another_thread_does_not_wait_for_a_busy_gateway(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asks_module, "DEADLINE_S", WITHIN_S)
-    monkeypatch.setattr(asks_module, "OTHER_LOOP_DEADLINE_S", 0.01)
+    async def never(*_: object) -> Heard:
+        await asyncio.Event().wait()
+        raise AssertionError
+
     asks = await connect(a=FakeReplica(mute))
-    assert await asyncio.to_thread(lambda: asyncio.run(asks.ask("m", ["a"], ASK))) == Heard()
+    monkeypatch.setattr(asks_module, "OTHER_LOOP_S", 0.01)
+    monkeypatch.setattr(asks, "_ask", never)
+    assert await asyncio.to_thread(lambda: asyncio.run(asks.ask("m", ["a"], ASK, SHORT_S))) == Heard()
 
 
 async def test_a_stuck_connection_is_not_asked(
@@ -224,7 +222,7 @@ async def test_a_stuck_connection_is_not_asked(
 ) -> None:
     asks = await connect(a=FakeReplica())
     monkeypatch.setattr(channel, "MAX_UNSENT_BYTES", -1)
-    assert await asks.ask("m", ["a"], ASK) == Heard()
+    assert await asks.ask("m", ["a"], ASK, WITHIN_S) == Heard()
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------
@@ -308,7 +306,7 @@ async def test_one_replica_has_nothing_to_say(connect: Connect, hub: ChannelHub,
     asks.observe("m", Observed())
     for _ in range(5):
         asks._pull()
-    await asks.ask("m", ["a"], ASK)
+    await asks.ask("m", ["a"], ASK, WITHIN_S)
     asks.aclose()
     assert [message.pull for message in replica.heard] == [None]
 

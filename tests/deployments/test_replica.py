@@ -217,7 +217,7 @@ async def test_its_book_is_kept_from_what_passes(started: Start, hub: ChannelHub
 
     async def asked() -> AskReply:
         async with asyncio.timeout(WITHIN_S):
-            while not (replies := (await asks.ask("m", ["r"], Ask(VERSION, hint.key.rungs))).replies):
+            while not (replies := (await asks.ask("m", ["r"], Ask(VERSION, hint.key.rungs), 0.003)).replies):
                 pass
         return replies["r"]
 

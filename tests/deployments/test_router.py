@@ -72,7 +72,7 @@ class FakeAsks:
     def observe(self, model: str, observer: Any) -> None:
         self.observers[model] = observer
 
-    async def ask(self, model: str, replicas: Collection[str], ask: Ask) -> Heard:
+    async def ask(self, model: str, replicas: Collection[str], ask: Ask, within_s: float) -> Heard:
         self.asked.append(tuple(replicas))
         await asyncio.sleep(0)
         await self.answering.wait()

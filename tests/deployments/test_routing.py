@@ -15,6 +15,7 @@ from deployments.asks import Asks
 from deployments.channel import ChannelHub, ReturnAddress
 from deployments.replica import Replica, decode_frame
 from deployments.router import ModelRouter
+from deployments.routing import policy
 from deployments.routing.ask import VERSION, Ask
 from deployments.routing.hint import RoutingHint
 from deployments.routing.key import prefix_key
@@ -79,7 +80,8 @@ class System:
         call = pending(f"q{self._calls}", hint.key)
         ((first,), *_) = await made.choose_replicas(made._replicas_list, call)
         made.on_request_routed(call, first.replica_id, None)
-        await gateway.asks.ask("m", [str(first)], Ask(VERSION, ()))  # so it knows of the request, as a slow call's does
+        # So it knows of the request, as a slow call's does.
+        await gateway.asks.ask("m", [str(first)], Ask(VERSION, ()), WITHIN_S)
         items = self.replicas[str(first)].generate(encode(wanted), hint, encode(ReturnAddress("", 0)))
         frames = [decode_frame(item) async for item in items]
         made.on_request_completed(first.replica_id, f"q{self._calls}")
@@ -90,7 +92,7 @@ class System:
 
 @pytest.fixture
 async def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[System]:
-    monkeypatch.setattr(asks_module, "DEADLINE_S", WITHIN_S)
+    monkeypatch.setattr(policy, "PATIENCE_S", (WITHIN_S, WITHIN_S))
     system = System(PolicyOptions())
     await system.start()
     yield system

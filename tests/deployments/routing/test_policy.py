@@ -166,6 +166,13 @@ def test_two_owners_and_four_others_are_asked() -> None:
     assert plan.ask[:2] == tuple(made._fleet.ids[slot] for slot in plan.owners[:2])
 
 
+@pytest.mark.parametrize(("tokens", "patience_s"), [(100, 0.003), (1000, 0.01), (4000, 0.04), (50_000, 0.05)])
+def test_answers_are_waited_for_as_long_as_the_prompt_is_worth(tokens: int, patience_s: float) -> None:
+    plan = policy().plan(key(1, tokens=tokens), 100.0)  # at 1,000 tokens per second
+    assert plan.ask
+    assert plan.patience_s == pytest.approx(patience_s)
+
+
 @pytest.mark.parametrize(
     ("names", "prompt", "options"),
     [("a", key(1, 2), {}), ("ab", key(1, tokens=3), {}), ("ab", key(1), {"asks": False})],
