@@ -25,7 +25,8 @@ From no replica to the first Serve goes by itself, at once, when a request waits
 A replica whose report is missing, older than 60 s, of another version or no use (not numbers, negative, NaN) is left
 out of the figures. Without any report requests are compared with Serve's `target_ongoing_requests`.
 
-It runs in Serve's controller, every 0.1 s: it imports nothing of this project, and Serve keeps what it remembers.
+It runs in Serve's controller, some times a second: it imports nothing of this project, and Serve keeps what it
+remembers.
 """
 
 from __future__ import annotations

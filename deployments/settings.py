@@ -352,6 +352,8 @@ _RAY_DEFAULTS = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # Serve ends a proxy that is not ready after this long, 5 s if nobody says otherwise: a busy machine takes more.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+    # Serve's controller looks over everything this often; with its 0.1 s it is the busiest process of an idle machine.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
     # Nothing leaves the machine unless its owner says so.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -24,7 +24,7 @@ import uvloop
 from benchmarks.relay import environment
 from benchmarks.relay.measures import Measured, measure
 from benchmarks.relay.report import bar_table, bars, tables
-from benchmarks.relay.systems import FALLBACKS, PORT, SETTLE_S, SYSTEMS, running
+from benchmarks.relay.systems import FALLBACKS, PORT, SETTLE_S, SYSTEMS, parts, running
 
 
 def main() -> None:
@@ -48,11 +48,13 @@ def main() -> None:
         for number, system in enumerate(systems if repeat % 2 == 0 else systems[::-1]):
             done = repeat * len(systems) + number + 1
             print(f"[{done}/{args.repeats * len(systems)}] {system.name}", file=sys.stderr, flush=True)
-            with (
-                running(system, args.port, args.settle) as server,
-                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-            ):
-                found = runner.run(measure(server, args.shorter, repeats_of_prompts=21, settle_s=args.settle / 3))
+            found = Measured()
+            for speeds in parts(system):
+                with (
+                    running(system, speeds, args.port, args.settle) as server,
+                    asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+                ):
+                    runner.run(measure(found, server, args.shorter, repeats_of_prompts=21, settle_s=args.settle / 3))
             results[system.name].append(found)
             if args.json:  # what there is, also where a later one fails
                 args.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))

@@ -64,9 +64,9 @@ class Measured(msgspec.Struct):
     """By the prompt's size: the median time to the first token of an engine that answers at once."""
 
 
-async def measure(server: Running, shorter: int, repeats_of_prompts: int, settle_s: float) -> Measured:
-    found = Measured()
-    if server.system.name == HAPROXY:
+async def measure(found: Measured, server: Running, shorter: int, repeats_of_prompts: int, settle_s: float) -> None:
+    """All that can be measured of a system that was started for `server.speeds`, into `found`."""
+    if server.system.name == HAPROXY and "idle" in server.speeds:
         # First, before anything has grown for another reason.
         model, extra = server.system.request("idle")
         streams = IDLE_STREAMS // shorter
@@ -75,11 +75,13 @@ async def measure(server: Running, shorter: int, repeats_of_prompts: int, settle
         found.idle_stream_kb = sum(
             kb for process, kb in found.idle_stream_kb_by_process.items() if process.startswith(ON_THE_PATH)
         )
-    before = tree_cpu_s(server.pid)
-    await asyncio.sleep(IDLE_SPAN_S / shorter)
-    found.idle_cpu = (tree_cpu_s(server.pid) - before) / (IDLE_SPAN_S / shorter)
-    found.added_ms = await _added_ms(server, repeats_of_prompts)
-    for item in loads(server.system, shorter):
+    if "paced" in server.speeds:
+        before = tree_cpu_s(server.pid)
+        await asyncio.sleep(IDLE_SPAN_S / shorter)
+        found.idle_cpu = (tree_cpu_s(server.pid) - before) / (IDLE_SPAN_S / shorter)
+    if "unlimited" in server.speeds:
+        found.added_ms = await _added_ms(server, repeats_of_prompts)
+    for item in [item for item in loads(server.system, shorter) if item.speed in server.speeds]:
         model, extra = server.system.request(item.speed)
         step_s = STEP_S[item.speed] or None
         found.loads[item.name] = await load(
@@ -93,7 +95,6 @@ async def measure(server: Running, shorter: int, repeats_of_prompts: int, settle
             extra=extra,
             server_pid=server.pid,
         )
-    return found
 
 
 async def _added_ms(server: Running, repeats: int) -> dict[str, float]:

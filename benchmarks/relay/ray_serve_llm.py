@@ -107,7 +107,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(
             json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
         )
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="serve")
+        ray.init(address="local", num_cpus=4, log_to_driver=False, namespace="serve")
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": args.port})
             serve.run(application(Path(folder), direct=args.direct))

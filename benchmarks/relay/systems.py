@@ -22,6 +22,7 @@ SETTLE_S = 15.0
 """Ray is busy for about this long after a deployment."""
 
 Speed = Literal["paced", "slow", "unlimited", "idle"]
+Speeds = tuple[Speed, ...]
 STEP_S: dict[Speed, float] = {"paced": 0.05, "slow": 0.2, "unlimited": 0.0, "idle": 3600.0}
 """Seconds between an engine's tokens."""
 
@@ -65,7 +66,14 @@ FALLBACKS = (
 )
 
 
-def config(port: int, step_channel: bool = True) -> dict[str, Any]:
+def parts(system: System) -> tuple[Speeds, ...]:
+    """What a system is started for at a time. Ours needs a replica for each speed, the others have one for all: where
+    the cost of a token is measured, ours has one too.
+    """
+    return (("paced",), ("idle", "slow", "unlimited")) if system.ours else (tuple(STEP_S),)
+
+
+def config(port: int, speeds: Speeds, step_channel: bool = True) -> dict[str, Any]:
     """A gateway, and a model for each speed: a fake engine's is in its config."""
     gateway = {
         "name": "gateway",
@@ -79,12 +87,12 @@ def config(port: int, step_channel: bool = True) -> dict[str, Any]:
             "route_prefix": None,
             "import_path": "deployments.app:model",
             "args": {
-                "backend": {"kind": "fake", "slots": 600, "inter_token_s": step_s, "context_length": 2**20},
+                "backend": {"kind": "fake", "slots": 600, "inter_token_s": STEP_S[speed], "context_length": 2**20},
                 "max_queued_requests": 1024,  # as many as are sent at once
             },
             "deployments": [{"name": "Model", "ray_actor_options": {"num_cpus": 0.25}}],
         }
-        for speed, step_s in STEP_S.items()
+        for speed in speeds
     ]
     return {
         "proxy_location": "HeadOnly",
@@ -95,14 +103,15 @@ def config(port: int, step_channel: bool = True) -> dict[str, Any]:
 
 class Running(msgspec.Struct, frozen=True):
     system: System
+    speeds: Speeds
     url: str
     pid: int
     """Of the process that all others of the server descend from."""
 
 
 @contextmanager
-def running(system: System, port: int, settle_s: float) -> Iterator[Running]:
-    """A fresh server, with a Ray of its own where it needs one."""
+def running(system: System, speeds: Speeds, port: int, settle_s: float) -> Iterator[Running]:
+    """A fresh server for these speeds, with a Ray of its own where it needs one."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         python, variables = sys.executable, {"PYTHONPATH": str(ROOT)}
@@ -116,7 +125,7 @@ def running(system: System, port: int, settle_s: float) -> Iterator[Running]:
                 command = ["-m", "benchmarks.relay.ray_serve_llm", str(port), *direct]
             case "ours":
                 path = Path(folder) / "relay.yaml"
-                path.write_text(json.dumps(config(port, system.step_channel)))
+                path.write_text(json.dumps(config(port, speeds, system.step_channel)))
                 command = ["-m", "deployments.cli", "serve", str(path), "--front", system.front, "--ray", "local"]
             case _:
                 assert_never(system.kind)
@@ -126,4 +135,4 @@ def running(system: System, port: int, settle_s: float) -> Iterator[Running]:
             else:
                 wait_for_http(f"{url}/v1/models", server)
             time.sleep(0.0 if system.kind == "bare" else settle_s)
-            yield Running(system, url, server.pid)
+            yield Running(system, speeds, url, server.pid)

@@ -13,7 +13,7 @@ from benchmarks.relay import steps
 from benchmarks.relay.load import ENDS, TOKENS, StreamResult, lateness, process_name, result, stream
 from benchmarks.relay.measures import DIALECTS, Measured, loads, name
 from benchmarks.relay.report import Bar, Figure, bars, shown, tables
-from benchmarks.relay.systems import BARE, HAPROXY, PEER, SYSTEMS, config
+from benchmarks.relay.systems import BARE, HAPROXY, PEER, STEP_S, SYSTEMS, config, parts
 from deployments.bench.dialects import PATHS, Dialect, body
 from deployments.bench.prompts import Prompt, Turn
 from deployments.config import our_parts
@@ -107,8 +107,15 @@ def test_processes_have_the_names_one_knows_them_by() -> None:
 
 
 def test_the_config_of_ours_is_good() -> None:
-    parts = our_parts(config(8000))
-    assert sorted(parts.models) == ["idle", "paced", "slow", "unlimited"]
+    ours = next(system for system in SYSTEMS if system.name == HAPROXY)
+    started = [sorted(our_parts(config(8000, speeds)).models) for speeds in parts(ours)]
+    assert started == [["paced"], ["idle", "slow", "unlimited"]]
+
+
+def test_every_load_has_its_engine() -> None:
+    for system in SYSTEMS:
+        started = [speed for speeds in parts(system) for speed in speeds]
+        assert sorted(started) == sorted(STEP_S)
 
 
 def measured(cpu_s: float, seconds: float = 1.0) -> Measured:
