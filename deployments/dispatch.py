@@ -270,6 +270,7 @@ class Dispatcher:
             # replicas by that name: a retry beside a call that is not quite over would wait forever. An empty context
             # gives each call its own name; cancelling it with the request is then up to us, below.
             response = contextvars.Context().run(generate.remote, payload, hint=hint, to=_encoder.encode(to))
+            del payload  # as large as the prompt, and sent by now; a retry makes it anew
             inbox.on_overflow = response.cancel
             reader = loop.create_task(_read_handle(response, inbox, request.model))
             expiry = None if trip.deadline == math.inf else loop.call_at(trip.deadline, inbox.fail, _too_late())

@@ -194,6 +194,7 @@ class HttpApp:
                     call = codec.decode(body, request_id)
                 else:
                     call = await memory.decode(body, request_id, owner)
+                del body  # it may be megabytes, and the stream takes minutes
                 call = _addressed(call, pool, caller.session(scope), caller.timeout_s(scope))
                 record.asks(call.requests[0].model, codec.name, request_log.GENERATE, call.stream)
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
