@@ -72,13 +72,13 @@ class EventStream:
 
     async def _put(self, data: bytes) -> None:
         async with self._lock:
-            self._writing_since = self._loop.time()
+            self._writing_since = now = self._loop.time()
             if not self.started:
                 self.started = True
                 self._arm(self._rest)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if data:
-                self._last_write = self._loop.time()
+                self._last_write = now
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._writing_since = None
 

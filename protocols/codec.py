@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -59,19 +59,21 @@ class Encoder(Protocol):
         """Bytes that every client of this dialect ignores, legal at any point of the stream."""
 
 
-@runtime_checkable
-class FrameEncoder(Encoder, Protocol):
-    """An encoder that wants more of a frame than its events: the tokens behind them."""
-
-    def feed_frame(self, frame: Frame) -> bytes: ...
-
-
 def frame_feed(encoder: Encoder) -> Callable[[Frame], bytes]:
-    """Frames of one stream -> wire bytes of one stream."""
-    if isinstance(encoder, FrameEncoder):
-        return encoder.feed_frame
+    """Frames of one stream -> wire bytes of one stream.
+
+    An encoder that wants more of a frame than its events, the tokens behind them, has a `feed_frame`.
+    """
+    feed_frame: Callable[[Frame], bytes] | None = getattr(encoder, "feed_frame", None)
+    if feed_frame is not None:
+        return feed_frame
     feed = encoder.feed
-    return lambda frame: b"".join([feed(event) for event in frame.events])
+
+    def feed_events(frame: Frame) -> bytes:
+        events = frame.events
+        return feed(events[0]) if len(events) == 1 else b"".join(map(feed, events))
+
+    return feed_events
 
 
 class Ask(msgspec.Struct, Generic[AnswerT], frozen=True):
