@@ -281,11 +281,11 @@ class Dispatcher:
                 request_log.current().replica = inbox.routed_to
                 self._observe_started(request.model, key, frame)
                 while True:
-                    if frame.events and type(failed := frame.events[-1]) is Failed:
+                    if frame.events and type(last := frame.events[-1]) is Failed:
                         # What came along with the failure. Before the first frame, all of it may come again.
                         if delivered and (frame.events[:-1] or frame.tokens):
                             yield Frame(frame.events[:-1], frame.tokens, frame.choice)
-                        raise ServingError.from_info(failed.error)
+                        raise ServingError.from_info(last.error)
                     yield frame
                     delivered = True
                     if inbox.drained:

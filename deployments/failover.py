@@ -86,7 +86,8 @@ class Journey:
         choice = frame.choice - self._request.choice
         self._tokens[choice] += frame.tokens
         if _TURNS.isdisjoint(map(type, frame.events)):  # as nearly all are
-            self._answering[choice] = self._answering[choice] or bool(frame.events)
+            if frame.events:
+                self._answering[choice] = True
             return frame
         events = tuple(event for event in frame.events if self._is_news(event, choice))
         return frame if len(events) == len(frame.events) else Frame(events, frame.tokens, frame.choice)

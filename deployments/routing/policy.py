@@ -58,8 +58,7 @@ PATIENCE_S: Final = (0.003, 0.05)
 PATIENCE: Final = 0.01
 """Of the seconds that the whole prompt takes: for so long answers are waited for, within `PATIENCE_S`.
 
-On a CPU a prompt takes seconds and the replica's engine the cores: its answer may need more than 3 ms, and without it
-the same system prompt is computed at every replica.
+On a CPU a prompt takes seconds and the replica's engine the cores: answers were seen to need 10 ms.
 """
 STATS_DELAY_S: Final = 0.5
 """About how old `Tracker.stats` are when they arrive."""
