@@ -1,12 +1,13 @@
-"""The step channel: tokens travel by engine step, not by request.
+"""The step channel: tokens travel by engine step, not by request, and requests without a call of their own.
 
 Each replica listens on a TCP port; each gateway keeps one connection to it. Everything the replica's streams produced
 for one gateway within one turn of its event loop leaves as one write: coalesced by readiness, never by a timer.
 
-    gateway -> replica   Hello ToReplica*              each a 4-byte little-endian length and that many bytes of msgpack
-    replica -> gateway   (Envelope | ToGateway)*
+    gateway -> replica   Hello (Run | Leave | Count | ToReplica)*
+    replica -> gateway   (Envelope | ToGateway)*       each a 4-byte little-endian length and that many bytes of msgpack
     Hello                [secret, gateway id]
-    Envelope             [[stream id, Frame]*]
+    Run, Leave, Count    a request for the stream that it names, its end, a question (`channel_call.py`)
+    Envelope             [[stream id, Frame | number]*]
     ToReplica, ToGateway {…}                           what the router asks, and what it is answered (`routing/ask.py`)
 
 The messages beside the frames are maps, so a message's first byte tells what it is. They are opaque here: whoever wants
@@ -27,20 +28,20 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
 from deployments.routing.connections import most_used
 from protocols.errors import BackendLost, ClientTooSlow, ReplicaStopping, ServingError
-from protocols.events import Failed, Finished, Frame
+from protocols.events import Failed, Finished, Frame, merged
 
 logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 4
 MAX_HELLO_BYTES = 1024
-"""Of anything a gateway sends: the router's questions are smaller still."""
-MAX_ENVELOPE_BYTES = 64 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Of anything that follows the hello."""
 UNREAD_LIMIT_BYTES = 64 * 2**20
 """What a replica keeps for a gateway that does not read; past it the connection is cut."""
 
@@ -63,10 +64,38 @@ class ReturnAddress(msgspec.Struct, frozen=True, array_like=True):
     stream: int
 
 
+class Run(msgspec.Struct, frozen=True, array_like=True, tag="R"):
+    """A request, and what is known of it, both encoded; its frames go to `stream`.
+
+    It is answered by a number before all frames: how many requests the replica has now, or the complement of it (`~n`)
+    if those were `limit` already and it was not taken. A second number behind all frames says that it is over.
+    """
+
+    stream: int
+    limit: int
+    request: bytes
+    hint: bytes
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="L"):
+    """Nobody wants that stream's frames any more."""
+
+    stream: int
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True, tag="C"):
+    """How many requests the replica has: answered by that number, for a stream that there is not."""
+
+    stream: int
+
+
+Order = Run | Leave | Count
+
 _NONE: Mapping[str, ChannelAddress] = {}
 _NO_NODES: Mapping[str, str] = {}
 _hello = msgspec.msgpack.Decoder(tuple[str, str])
-_envelope = msgspec.msgpack.Decoder(list[tuple[int, Frame]])
+_envelope = msgspec.msgpack.Decoder(list[tuple[int, Frame | int]])
+_order: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -140,7 +169,7 @@ class GatewayLink(_Framed):
     def __init__(self, server: ChannelServer) -> None:
         super().__init__()
         self._server = server
-        self._pending: list[tuple[int, Frame]] = []
+        self._pending: list[tuple[int, Frame | int]] = []
         self.gateway = ""
         self.open = False
 
@@ -148,6 +177,9 @@ class GatewayLink(_Framed):
         if self.gateway and _is_aside(message):
             if self._server.on_aside is not None:
                 self._server.on_aside(self, message)
+            return
+        if self.gateway and self._server.on_order is not None:
+            self._take(message)
             return
         try:
             secret, gateway = _hello.decode(message)
@@ -158,20 +190,31 @@ class GatewayLink(_Framed):
             self.transport.abort()
             return
         self.gateway, self.open = gateway, True
+        self.max_bytes = MAX_MESSAGE_BYTES
         self._server.attach(self)
+
+    def _take(self, message: bytes) -> None:
+        assert self._server.on_order is not None
+        try:
+            order = _order.decode(message)
+        except msgspec.DecodeError:
+            logger.warning("channel: gateway %s sent what is no order; closing", self.gateway)
+            self.transport.abort()
+            return
+        self._server.on_order(self, order)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
         self._pending.clear()
         self._server.detach(self)
 
-    def push(self, stream: int, frame: Frame) -> bool:
-        """Queue `frame` for this turn's write. False once the connection is gone: the stream must end with it."""
+    def push(self, stream: int, item: Frame | int) -> bool:
+        """Queue `item` for this turn's write. False once the connection is gone: the stream must end with it."""
         if not self.open:
             return False
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._pending.append((stream, frame))
+        self._pending.append((stream, item))
         return True
 
     def _flush(self) -> None:
@@ -191,7 +234,10 @@ class ChannelServer:
     def __init__(self) -> None:
         self.secret = secrets.token_urlsafe(24)
         self.on_aside: Callable[[GatewayLink, bytes], None] | None = None
-        """Told of a gateway's messages other than its hello. Must not raise: that would end the connection."""
+        """Told of a gateway's messages beside its orders. Must not raise: that would end the connection."""
+        self.on_order: Callable[[GatewayLink, Order], None] | None = None
+        """Likewise told of its orders."""
+        self.on_lost: Callable[[GatewayLink], None] | None = None
         self._links: dict[str, GatewayLink] = {}
         self._connected: set[GatewayLink] = set()
         self._server: asyncio.Server | None = None
@@ -217,6 +263,8 @@ class ChannelServer:
 
     def detach(self, link: GatewayLink) -> None:
         self._connected.discard(link)
+        if self.on_lost is not None:
+            self.on_lost(link)
         if self._links.get(link.gateway) is link:
             del self._links[link.gateway]
 
@@ -293,24 +341,29 @@ class Inbox:
         first = self._frames.popleft()
         if not self._frames:
             return first
-        merged = [first]
+        waited = [first]
         while self._frames and self._frames[0].choice == first.choice:
-            merged.append(self._frames.popleft())
-        return Frame(
-            tuple(event for frame in merged for event in frame.events),
-            tuple(token for frame in merged for token in frame.tokens),
-            first.choice,
-        )
+            waited.append(self._frames.popleft())
+        return merged(waited)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
+class Caller(Protocol):
+    """Who sent an order, and is told what the replica says to it."""
+
+    def told(self, number: int) -> None: ...
+
+    def lost(self) -> None:
+        """The connection is. Before its streams fail."""
+
+
 class ReplicaLink(_Framed):
     """A connection to one replica, seen from the gateway."""
 
-    max_bytes = MAX_ENVELOPE_BYTES
+    max_bytes = MAX_MESSAGE_BYTES
 
     def __init__(self, hub: ChannelHub, address: ChannelAddress, lost: Callable[[], None]) -> None:
         super().__init__()
@@ -318,11 +371,12 @@ class ReplicaLink(_Framed):
         self._address = address
         self._lost = lost
         self._inboxes: set[Inbox] = set()
+        self._callers: dict[int, Caller] = {}
 
     @property
     def idle(self) -> bool:
         """Whether no stream runs over it, as far as is known here."""
-        return not self._inboxes
+        return not self._inboxes and not self._callers
 
     @property
     def stuck(self) -> bool:
@@ -337,19 +391,38 @@ class ReplicaLink(_Framed):
             if self._hub.on_aside is not None:
                 self._hub.on_aside(self, message)
             return
-        for stream, frame in _envelope.decode(message):
+        for stream, item in _envelope.decode(message):
+            if isinstance(item, int):
+                if (caller := self._callers.get(stream)) is not None:
+                    caller.told(item)
+                continue
             inbox = self._hub.inbox(stream)
             if inbox is None:
                 continue  # cancelled meanwhile
             if inbox.replica is None:
-                inbox.replica = self
-                self._inboxes.add(inbox)
-            inbox.put(frame)
+                self.bind(inbox)
+            inbox.put(item)
+
+    def order(self, order: Order, caller: Caller) -> None:
+        """Sends it. Until `forget_caller`, what the replica says to it is told to `caller`."""
+        self._callers[order.stream] = caller
+        self.send(order)
+
+    def forget_caller(self, stream: int) -> None:
+        self._callers.pop(stream, None)
+
+    def bind(self, inbox: Inbox) -> None:
+        """From here on the stream ends with this connection."""
+        inbox.replica = self
+        self._inboxes.add(inbox)
 
     def forget(self, inbox: Inbox) -> None:
         self._inboxes.discard(inbox)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        callers, self._callers = self._callers, {}
+        for caller in callers.values():
+            caller.lost()
         self._fail_all(BackendLost("The connection to the model's replica was lost."))
         if self._hub.on_lost is not None:
             self._hub.on_lost(self)
@@ -401,10 +474,13 @@ class ChannelHub:
         """How many are open."""
         return len(self._inboxes)
 
+    def next_stream(self) -> int:
+        return next(self._streams)
+
     @contextmanager
     def open(self, choices: int = 1) -> Iterator[Inbox]:
         """An inbox for one stream of `choices` choices; what arrives for it after the block is dropped."""
-        inbox = Inbox(next(self._streams), choices, self._limit)
+        inbox = Inbox(self.next_stream(), choices, self._limit)
         self._inboxes[inbox.stream] = inbox
         try:
             yield inbox

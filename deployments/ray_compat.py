@@ -15,12 +15,20 @@ from ray import serve
 from ray._private import services, worker
 from ray.serve._private import api as serve_api
 from ray.serve._private import deploy_utils
+from ray.serve._private.common import ReplicaQueueLengthInfo
+from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.schema import ServeApplicationSchema
 
 if TYPE_CHECKING:
     from ray.serve._private.client import ServeControllerClient
+    from ray.serve._private.common import RequestMetadata
     from ray.serve.handle import DeploymentHandle
     from ray.serve.schema import ServeDeploySchema
+
+__all__ = ["ReplicaQueueLengthInfo", "ReplicaResult"]
+"""What a replica's wrapper gives Serve's router for a request that it has sent (`channel_call.py`): the wrapper is
+public, as is a router that makes its own, but not what it returns.
+"""
 
 PINNED_RAY_VERSION = "2.60.0"
 
@@ -69,6 +77,11 @@ def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> De
 def unary_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:
     """The same for methods with one answer."""
     return handle.options(stream=False, _by_reference=by_reference)
+
+
+def by_reference(metadata: RequestMetadata) -> bool:
+    """Whether a call's arguments go through the object store: what `streaming_handle` and `unary_handle` chose."""
+    return metadata._by_reference
 
 
 def warm_up(handle: DeploymentHandle[Any]) -> None:

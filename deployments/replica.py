@@ -1,4 +1,6 @@
-"""The shell around one backend in one Serve replica: frames out over the step channel, or over the handle stream.
+"""The shell around one backend in one Serve replica: requests in over the step channel or by Serve, frames out likewise.
+
+Those that come over the channel Serve does not know of: they are counted, refused and waited for here.
 
 It also keeps the book that routers ask for (`routing/tracker.py`), and answers them on the same connections.
 """
@@ -10,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -19,10 +21,10 @@ from backends.answers import answer
 from backends.base import BackendStats, ModelCard
 from deployments import autoscaling
 from deployments.bookkeeping import Book
-from deployments.channel import ChannelAddress, ChannelServer, ReturnAddress
+from deployments.channel import ChannelAddress, ChannelServer, Count, GatewayLink, Leave, Order, ReturnAddress, Run
 from deployments.held import Held, held
 from deployments.routing.ask import VERSION
-from deployments.routing.hint import RoutingHint
+from deployments.routing.hint import RoutingHint, read_hint
 from deployments.settings import HotSettings, ModelSettings
 from deployments.watchdog import watch
 from protocols.calls import AnswerT, ModelCall, Question
@@ -46,6 +48,7 @@ _address = msgspec.msgpack.Decoder(ReturnAddress)
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(Frame)
 
+DRAIN_LOOK_S = 0.05
 LAST_FRAMES_S = 2.0
 """How long a replica that closes waits for its streams to say so to their gateways."""
 
@@ -104,7 +107,9 @@ def decode_answer(call: Question[AnswerT], replies: Sequence[bytes]) -> AnswerT:
 
 
 class Replica:
-    """Owns one backend. `generate` and `call` are what gateways call; the rest is what Serve calls."""
+    """Owns one backend. `generate` and `call` are what gateways call, if they cannot send a `Run`; the rest is what Serve
+    calls.
+    """
 
     def __init__(self, settings: ModelSettings, node_ip: str, name: str = "") -> None:
         """`name` is how it is told from other replicas of its model."""
@@ -116,13 +121,18 @@ class Replica:
         self._settings = settings
         self._changed = settings
         self._watchdog: asyncio.Task[None] | None = None
+        self._draining = False
         self._closing = False
         self._streams = 0
+        self._called = 0  # by Serve
+        self._runs: dict[tuple[GatewayLink, int], asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         card = await self._backend.start()
         self._book = Book(card, self._backend.stats, self._settings.max_ongoing_requests)
         self._channel.on_aside = self._book.on_aside
+        self._channel.on_order = self._on_order
+        self._channel.on_lost = self._on_lost
         address = await self._channel.start(self._node_ip)
         self._metadata = ReplicaMetadata(address, card, VERSION, self._book.expected_rate)
         watching = watch(self._backend, lambda: self._changed.stall_timeout_s)
@@ -143,7 +153,7 @@ class Replica:
         link = self._channel.link(address.gateway) if address.stream else None
         entry = self._book.enter(hint)
         pushed = False
-        async with aclosing(self._frames(_request.decode(request))) as frames, entry:
+        async with self._counted(), aclosing(self._frames(_request.decode(request))) as frames, entry:
             async for frame in frames:
                 entry.observe(frame)
                 if link is not None and link.push(address.stream, frame):
@@ -157,6 +167,54 @@ class Replica:
                     return
         if link is not None:
             yield HANDED_OVER
+
+    @contextlib.asynccontextmanager
+    async def _counted(self) -> AsyncGenerator[None, None]:
+        self._called += 1
+        try:
+            yield
+        finally:
+            self._called -= 1
+
+    @property
+    def _ongoing(self) -> int:
+        return self._called + len(self._runs)
+
+    def _on_order(self, link: GatewayLink, order: Order) -> None:
+        match order:
+            case Run(stream=stream):
+                if self._draining or self._ongoing >= order.limit:
+                    link.push(stream, ~self._ongoing)
+                    return
+                run = self._runs[link, stream] = asyncio.get_running_loop().create_task(self._run(link, order))
+                run.add_done_callback(lambda _: self._runs.pop((link, stream)))
+                link.push(stream, self._ongoing)
+            case Leave(stream=stream):
+                if (left := self._runs.get((link, stream))) is not None:
+                    left.cancel()
+            case Count(stream=stream):
+                link.push(stream, self._ongoing)
+            case _:
+                assert_never(order)
+
+    def _on_lost(self, link: GatewayLink) -> None:
+        for (of, _), run in self._runs.items():
+            if of is link:
+                run.cancel()
+
+    async def _run(self, link: GatewayLink, run: Run) -> None:
+        """As `generate`, over one connection from beginning to end."""
+        name = "of another version"
+        try:
+            request = _request.decode(run.request)
+            name = request.id
+            async with aclosing(self._frames(request)) as frames, self._book.enter(read_hint(run.hint)) as entry:
+                async for frame in frames:
+                    entry.observe(frame)
+                    link.push(run.stream, frame)
+        except Exception as error:
+            link.push(run.stream, _failed(_logged(error, name)))
+        link.push(run.stream, self._ongoing)
 
     async def _frames(self, request: Request) -> AsyncGenerator[Frame, None]:
         self._streams += 1
@@ -176,7 +234,7 @@ class Replica:
         """Answers a `ModelCall`; `decode_answer` reads what it returns. Never raises for a call, as `generate`."""
         question = _call.decode(call)
         try:
-            async with self._book.enter(hint):
+            async with self._counted(), self._book.enter(hint):
                 answered = _encoder.encode(await answer(self._backend, question))
             reply = _Reply(msgspec.Raw(answered), replica=self._name)
         except Exception as error:
@@ -205,7 +263,13 @@ class Replica:
         return held(self._streams)
 
     async def aclose(self) -> None:
-        """What is still running is handed over: its clients notice nothing of it."""
+        """Serve has waited for its own calls; what came over the channel is waited for here, as long as Serve lets live.
+
+        What runs even then is handed over: its clients notice nothing of it.
+        """
+        self._draining = True
+        while self._runs:
+            await asyncio.sleep(DRAIN_LOOK_S)
         self._closing = True
         if self._watchdog is not None:
             self._watchdog.cancel()

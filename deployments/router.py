@@ -17,6 +17,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments import asks, channel
+from deployments.channel_call import ChannelReplica
 from deployments.replica import ReplicaMetadata
 from deployments.routing.ask import VERSION, Ask, Digest
 from deployments.routing.decision import Decision, Decisions
@@ -47,6 +48,9 @@ class ModelRouter(RequestRouter):
             self._asks.observe(self.app_name, self)
 
     # --- which replicas there are ------------------------------------------------
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        return ChannelReplica(replica_info)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

@@ -5,9 +5,10 @@ Consume with `match` and end with `assert_never`, so that a new event is a type 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from typing import Literal
+from itertools import groupby
+from typing import Literal, cast
 
 import msgspec
 
@@ -172,6 +173,41 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     events: tuple[Event, ...]
     tokens: tuple[int, ...] = ()
     choice: int = 0
+
+
+def merged(frames: Sequence[Frame]) -> Frame:
+    """Several frames of one choice as one, for a client that takes them more slowly than the engine makes them.
+
+    Pieces of the same text that follow each other become one piece: to the client as much text in fewer events, to the
+    server the work of one. Those that say something of their own tokens, probabilities or timings, stay apart.
+    """
+    events: list[Event] = []
+    for piece_of, group in groupby((event for frame in frames for event in frame.events), _piece_of):
+        pieces = list(group)
+        if piece_of is None or len(pieces) == 1:
+            events += pieces
+        elif type(first := pieces[0]) is ToolCallDelta:
+            arguments = "".join(piece.arguments for piece in cast(list[ToolCallDelta], pieces))
+            events.append(ToolCallDelta(first.index, arguments, first.choice))
+        else:
+            of_text = cast(list[TextDelta] | list[ReasoningDelta], pieces)
+            text = "".join([piece.text for piece in of_text])
+            kind = type(of_text[0])
+            events.append(kind(text, choice=first.choice))
+    tokens = tuple([token for frame in frames for token in frame.tokens])
+    return Frame(tuple(events), tokens, frames[0].choice)
+
+
+def _piece_of(event: Event) -> object:
+    """The same for pieces that may become one; None for what may not."""
+    # `isinstance` takes five times as long as `type` with these classes.
+    if type(event) is TextDelta:
+        return TextDelta if not event.logprobs and event.timings is None else None
+    if type(event) is ReasoningDelta:
+        return ReasoningDelta if event.timings is None else None
+    if type(event) is ToolCallDelta:
+        return event.index if event.timings is None else None
+    return None
 
 
 class State(Enum):

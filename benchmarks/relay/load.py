@@ -28,16 +28,18 @@ from deployments.bench.dialects import PATHS, Dialect, body
 from deployments.bench.prompts import Prompt, Turn
 from deployments.bench.report import percentile
 
-TOKENS: dict[Dialect, re.Pattern[bytes]] = {
-    "chat": re.compile(rb'"delta": ?\{"content": ?"[^"]'),
-    "completions": re.compile(rb'"text": ?"[^"]'),
-    "responses": re.compile(rb'"delta": ?"[^"]'),
-    "messages": re.compile(rb'_delta","text": ?"[^"]'),
-    "native": re.compile(rb" token\d"),
+_TEXT = rb'((?:[^"\\]|\\.)+)"'
+PIECES: dict[Dialect, re.Pattern[bytes]] = {
+    "chat": re.compile(rb'"delta": ?\{"content": ?"' + _TEXT),
+    "completions": re.compile(rb'"text": ?"' + _TEXT),
+    "responses": re.compile(rb'"delta": ?"' + _TEXT),
+    "messages": re.compile(rb'_delta","text": ?"' + _TEXT),
+    "native": re.compile(rb'"content": ?"' + _TEXT),
 }
-"""A piece of output that is not empty, as compact and as spaced JSON writes it.
-
-A native event may hold several tokens, those of one engine step; there the fake's own words are counted.
+"""A piece of output that is not empty, as compact and as spaced JSON writes it."""
+WORD = b" token"
+"""What a token of the engines that are not there begins with. Of their pieces the words are counted: where frames have
+waited, one piece holds several. Any other piece is one token.
 """
 ENDS: dict[Dialect, bytes] = {
     "chat": b"[DONE]",
@@ -47,7 +49,8 @@ ENDS: dict[Dialect, bytes] = {
     "native": b'"stop":true',
 }
 _OVERLAP = 32
-"""No shorter than what a pattern or an end takes."""
+"""No shorter than what an end takes."""
+_LONGEST_PIECE = 65536
 STREAM_WITHIN_S = 300.0
 HI = Prompt((Turn("user", "hi"),))
 
@@ -163,15 +166,19 @@ async def stream(host: str, port: int, dialect: Dialect, content: bytes) -> Stre
 
 
 async def _read(reader: asyncio.StreamReader, dialect: Dialect, found: StreamResult) -> None:
-    pattern, end = TOKENS[dialect], ENDS[dialect]
-    tail = b""
+    pattern, end = PIECES[dialect], ENDS[dialect]
+    unread, tail = b"", b""
     while chunk := await reader.read(65536):
         now = time.perf_counter()
-        window = tail + chunk
-        ends = [match.end() for match in pattern.finditer(window)]
-        found.complete = found.complete or end in window
-        tail = window[max(len(window) - _OVERLAP, *ends[-1:], 0) :]  # what was counted is not seen again
-        found.arrivals += [now] * len(ends)
+        tail += chunk
+        found.complete = found.complete or end in tail
+        tail = tail[-_OVERLAP:]
+        window = unread + chunk
+        read = 0
+        for piece in pattern.finditer(window):
+            found.arrivals += [now] * max(piece[1].count(WORD), 1)
+            read = piece.end()
+        unread = window[max(read, len(window) - _LONGEST_PIECE) :]
 
 
 def result(
@@ -252,7 +259,7 @@ async def idle_stream_bytes(
         held.append(writer)
         writer.write(content)
         window = b""
-        while TOKENS["chat"].search(window) is None:
+        while PIECES["chat"].search(window) is None:
             if not (chunk := await reader.read(65536)):
                 raise RuntimeError(f"a stream ended: {window!r}")
             window += chunk

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from backends.answers import answer
 from backends.fake import FakeBackend
 from deployments.middleware import ASGIApp, Message
@@ -53,8 +55,15 @@ def finished(choice: int = 0, tokens: int = 2) -> Frame:
 
 
 def events(frames: Iterable[Frame]) -> list[object]:
-    """The events of `frames` in order, however they were grouped."""
-    return [event for frame in frames for event in frame.events]
+    """The events of `frames` in order, however they and their text were grouped."""
+    found: list[object] = []
+    for event in (event for frame in frames for event in frame.events):
+        last = found[-1] if found else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and last.choice == event.choice:
+            found[-1] = msgspec.structs.replace(event, text=last.text + event.text)
+        else:
+            found.append(event)
+    return found
 
 
 def tokens(frames: Iterable[Frame]) -> list[int]:

@@ -35,6 +35,7 @@ from ray.serve.request_router import RequestRouter, RunningReplica
 from ray.serve.schema import ServeDeploySchema
 
 from deployments import ray_compat, settings
+from deployments.channel_call import ChannelCall, ChannelReplica
 from deployments.router import ModelRouter
 
 ROOT = Path(__file__).parents[2]
@@ -314,6 +315,33 @@ def test_all_replicas_can_be_called() -> None:
     """Public, and "alpha"."""
     assert parameters(DeploymentHandle.broadcast) == ["method_name", "args", "kwargs"]
     assert asyncio.iscoroutinefunction(DeploymentBroadcastResponse.results_async)
+
+
+def test_our_wrapper_of_a_replica_takes_what_serve_passes() -> None:
+    """It is made by the router, and asked what Serve's own is asked."""
+    assert parameters(RequestRouter.create_replica_wrapper) == parameters(ModelRouter.create_replica_wrapper)
+    for hook in ("try_send_request", "get_queue_len"):
+        theirs, ours = getattr(RunningReplica, hook), getattr(ChannelReplica, hook)
+        assert ours is not theirs
+        assert parameters(ours) == parameters(theirs)
+        assert asyncio.iscoroutinefunction(ours) == asyncio.iscoroutinefunction(theirs)
+
+
+def test_what_our_wrapper_returns_has_all_that_serve_asks_of_it() -> None:
+    assert not inspect.isabstract(ChannelCall)
+    for name in ray_compat.ReplicaResult.__abstractmethods__:
+        theirs, ours = getattr(ray_compat.ReplicaResult, name), getattr(ChannelCall, name)
+        assert parameters(ours) == parameters(theirs)
+        assert asyncio.iscoroutinefunction(ours) == asyncio.iscoroutinefunction(theirs)
+    fields = inspect.signature(ray_compat.ReplicaQueueLengthInfo).parameters
+    assert list(fields) == ["accepted", "num_ongoing_requests"]
+
+
+@pytest.mark.parametrize("by_reference", [True, False])
+def test_a_call_knows_whether_it_goes_by_reference(by_reference: bool) -> None:
+    options = DynamicHandleOptions(_by_reference=by_reference)
+    made = default_impl.get_request_metadata(InitHandleOptions.create(), options)
+    assert ray_compat.by_reference(made) is by_reference
 
 
 def test_serve_repeats_at_once_unless_told_otherwise() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.collect import BatchCollector
 from protocols.errors import ErrorInfo
 from protocols.events import (
     LEGAL,
@@ -21,11 +22,13 @@ from protocols.events import (
     Started,
     State,
     TextDelta,
+    Timings,
     TokenLogprob,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
     Usage,
+    merged,
 )
 from tests.protocols.scripts import SCRIPTS, START, legal_scripts
 
@@ -128,3 +131,44 @@ def test_logprobs_survive_the_wire() -> None:
     top = (TokenLogprob(5, b"\xf0\x9f", -0.5), TokenLogprob(6, b"a", -1.0))
     frame = Frame((TextDelta("", (TokenLogprob(5, b"\xf0\x9f", -0.5, top),)),), (5,))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=Frame) == frame
+
+
+def pieces(*texts: str) -> list[Frame]:
+    return [Frame((TextDelta(text),), (number,)) for number, text in enumerate(texts)]
+
+
+def test_pieces_of_one_text_become_one() -> None:
+    assert merged(pieces("a", "b", "c")) == Frame((TextDelta("abc"),), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        TextDelta("b", logprobs=(TokenLogprob(1, b"b", -0.1),)),
+        TextDelta("b", timings=Timings(0, 1, 1.0, 1, 1.0)),
+        ReasoningDelta("b"),
+        ToolCallDelta(0, "b"),
+        Progress(1, 0, 2, 1.0),
+    ],
+)
+def test_what_is_no_piece_of_the_text_before_it_stays_as_it_is(apart: Event) -> None:
+    frames = [Frame((TextDelta("a"),)), Frame((apart,)), Frame((TextDelta("c"),))]
+    assert merged(frames).events == (TextDelta("a"), apart, TextDelta("c"))
+
+
+def test_arguments_of_one_call_become_one_and_of_two_stay_apart() -> None:
+    deltas = [ToolCallDelta(0, "{"), ToolCallDelta(0, "}"), ToolCallDelta(1, "{"), ToolCallDelta(1, "}")]
+    assert merged([Frame((delta,)) for delta in deltas]).events == (ToolCallDelta(0, "{}"), ToolCallDelta(1, "{}"))
+
+
+@given(legal_scripts(logprobs=True))
+def test_a_merged_stream_says_the_same(script: tuple[Event, ...]) -> None:
+    """Collected, as an answer that is not streamed is; that also holds its order against `LEGAL`."""
+    frames = [Frame((event,), (number,)) for number, event in enumerate(script)]
+    apart, together = BatchCollector([1]), BatchCollector([1])
+    for frame in frames:
+        apart.feed_frame(frame)
+    whole = merged(frames)
+    together.feed_frame(whole)
+    assert together.result() == apart.result()
+    assert len(whole.events) <= len(script)

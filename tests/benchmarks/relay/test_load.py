@@ -10,7 +10,7 @@ import pytest
 
 from backends.fake import FakeBackend, FakeSettings
 from benchmarks.relay import steps
-from benchmarks.relay.load import ENDS, TOKENS, StreamResult, lateness, process_name, result, stream
+from benchmarks.relay.load import ENDS, PIECES, StreamResult, lateness, process_name, result, stream
 from benchmarks.relay.measures import DIALECTS, Measured, loads, name
 from benchmarks.relay.report import Bar, Figure, bars, shown, tables
 from benchmarks.relay.systems import BARE, HAPROXY, PEER, STEP_S, SYSTEMS, config, parts
@@ -50,7 +50,24 @@ async def test_tokens_are_counted_once_however_the_stream_is_cut(dialect: Dialec
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         found = await stream("127.0.0.1", server.sockets[0].getsockname()[1], dialect, b"{}")
     assert (found.tokens, found.complete) == (5, True)
-    assert ENDS[dialect] in data and len(TOKENS[dialect].findall(data)) == 5
+    assert ENDS[dialect] in data and len(PIECES[dialect].findall(data)) == 5
+
+
+@pytest.mark.parametrize(("piece", "tokens"), [(" token0 token1 token2", 3), (' a \\"quoted\\" word', 1)])
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_a_piece_is_one_token_and_of_ours_as_many_as_it_has_words(piece: str, tokens: int, size: int) -> None:
+    data = f'data: {{"delta":{{"content":"{piece}"}}}}\n\n'.encode() * 2 + b"data: [DONE]\n\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for start in range(0, len(data), size):
+            writer.write(data[start : start + size])
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        found = await stream("127.0.0.1", server.sockets[0].getsockname()[1], "chat", b"{}")
+    assert (found.tokens, found.complete) == (2 * tokens, True)
 
 
 async def test_a_server_that_is_not_there_or_leaves_loses_tokens() -> None:
