@@ -287,6 +287,8 @@ class Inbox:
         self.replica: ReplicaLink | None = None
         self.routed_to = ""
         """The id of the replica that took the request, once Serve has said so."""
+        self.carried = False
+        """Whether its request went over `replica` too, which will say that it is over: nobody else will."""
         self.on_overflow: Callable[[], None] | None = None
         self._unfinished = choices
         self._limit = limit

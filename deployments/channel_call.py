@@ -18,6 +18,7 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 
 from deployments.channel import ChannelHub, Count, Inbox, Leave, ReplicaLink, ReturnAddress, Run, current_hub
 from deployments.ray_compat import ReplicaQueueLengthInfo, ReplicaResult, by_reference
+from protocols.errors import BackendLost
 
 METHOD = "generate"
 """Of a replica. Its other methods are called by Serve."""
@@ -78,9 +79,10 @@ class _Question:
 
 
 class ChannelCall(ReplicaResult):
-    """A request that a replica was sent. For Serve it is a stream of no items: the frames go to the inbox.
+    """A request that a replica was sent. As a stream it has no items, and ends once it is taken: the frames go to the
+    inbox, and so does its end.
 
-    It is over when the replica says so, when the connection is lost, or when it is cancelled.
+    For Serve, which counts it, it is over when the replica says so, when the connection is lost, or when it is cancelled.
     """
 
     def __init__(self, link: ReplicaLink, inbox: Inbox, run: Run, replica: str, unavailable: Unavailable) -> None:
@@ -92,7 +94,7 @@ class ChannelCall(ReplicaResult):
         self._end: object = None
         self._over = False
         self._callbacks: list[Callable[[Any], None]] = []
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiter: asyncio.Future[None] | None = None
         link.order(run, self)
 
     # --- what the connection tells ---
@@ -100,12 +102,13 @@ class ChannelCall(ReplicaResult):
     def told(self, number: int) -> None:
         if self._verdict is not None:
             self._finish()
+            self._inbox.fail(BackendLost("The model's replica ended the answer early."))  # unless it has ended
             return
         self._verdict = number
         if number < 0:
             self._finish()
             return
-        self._inbox.routed_to = self._replica
+        self._inbox.routed_to, self._inbox.carried = self._replica, True
         self._link.bind(self._inbox)
         self._wake()
 
@@ -123,7 +126,8 @@ class ChannelCall(ReplicaResult):
         return ReplicaQueueLengthInfo(accepted, self._verdict if accepted else ~self._verdict)
 
     async def __anext__(self) -> NoReturn:
-        while not self._over:
+        while self._verdict is None:
+            self._raise_if_ended_badly()
             await self._news()
         self._raise_if_ended_badly()
         raise StopAsyncIteration
@@ -154,15 +158,16 @@ class ChannelCall(ReplicaResult):
             raise self._end
 
     async def _news(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        """Serve waits for the verdict before it hands out the stream, so one waits at a time."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # --- what nobody asks of a stream ---
 

@@ -1,7 +1,8 @@
 """From a request to its frames through Serve: find the model, wait for a place, call a replica, go on elsewhere.
 
-Control goes through a Serve handle call (routing, admission, accounting, cancellation); tokens come over the step
-channel, or over the same handle call where the channel is not connected. Both end in one `Inbox`.
+Control goes through a Serve handle call (routing, admission, accounting, cancellation); how the request travels is the
+router's matter (`channel_call.py`). Tokens come over the step channel, or as the call's items where the channel is not
+connected. Both end in one `Inbox`.
 """
 
 from __future__ import annotations
@@ -320,7 +321,7 @@ class Dispatcher:
             self._asks.started(model, key, started.prompt_tokens, started.cached_tokens)
 
     def _release(self, inbox: Inbox, response: Any, reader: asyncio.Task[None]) -> None:
-        """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting hangs on."""
+        """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting may hang on."""
         if not inbox.ended:
             response.cancel()
         if not reader.done():
@@ -349,12 +350,12 @@ def _too_late() -> DeadlineExceeded:
 
 
 async def _read_handle(response: Any, inbox: Inbox, model: str) -> None:
-    """Bring the handle call's items, or its failure, to the inbox. Returns when the call is over."""
+    """Bring the handle call's items, or its failure, to the inbox. Returns when the call is over, or is carried."""
     try:
         async for item in response:
             if item != HANDED_OVER:
                 inbox.put(decode_frame(item))
-        if not inbox.ended:
+        if not inbox.ended and not inbox.carried:
             await asyncio.sleep(LATE_FRAMES_S)
             inbox.fail(BackendLost("The model's replica ended the answer early."))
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,9 +141,11 @@ async def test_a_request_is_taken_runs_and_is_over(hub: ChannelHub, started: Sta
     with hub.open() as inbox:
         sent = Sent(hub, inbox)
         assert await sent.verdict() == (True, 1)
-        assert inbox.routed_to == "r"
-        assert len(tokens(await read(inbox))) == 5
+        assert inbox.routed_to == "r" and inbox.carried
         assert isinstance(await sent.end(), StopAsyncIteration)
+        assert sent.ends == []
+        assert len(tokens(await read(inbox))) == 5
+        await eventually(lambda: sent.ends)
         assert sent.ends == [None]
         sent.call.add_done_callback(sent.ends.append)
         assert sent.ends == [None, None]
@@ -188,6 +190,22 @@ async def test_whoever_leaves_frees_the_slot(hub: ChannelHub, started: Start) ->
         assert isinstance(await sent.end(), asyncio.CancelledError)
     await eventually(lambda: replica.stats().running == 0 and replica._ongoing == 0)
     assert len(sent.ends) == 1
+
+
+async def test_an_answer_without_an_end_is_lost(
+    hub: ChannelHub, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await started()
+
+    async def frames(_: Request) -> AsyncGenerator[Frame, None]:
+        yield Frame((), (1,))
+
+    monkeypatch.setattr(replica, "_frames", frames)
+    with hub.open() as inbox:
+        await Sent(hub, inbox).verdict()
+        assert (await inbox.get()).tokens == (1,)
+        with pytest.raises(BackendLost):
+            await inbox.get()
 
 
 async def test_a_connection_lost_before_the_verdict_is_anothers_chance(

@@ -256,7 +256,10 @@ def good(host: str = "test") -> bytes:
 
 
 async def answered(port: int, first: bytes, then: Iterable[bytes] = ()) -> bytes:
-    """All that comes until the server closes, where the client sends `first`, then a piece every 20 ms."""
+    """All that comes until the server closes, where the client sends `first`, then a piece every 20 ms.
+
+    A server that closes on a client that still sends resets the connection, behind its answer.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(first)
 
@@ -266,14 +269,17 @@ async def answered(port: int, first: bytes, then: Iterable[bytes] = ()) -> bytes
             await asyncio.sleep(0.02)
 
     sending = asyncio.create_task(go_on())
+    answer = b""
     try:
         async with asyncio.timeout(10):
-            return await reader.read()
+            while piece := await reader.read(65536):
+                answer += piece
     except ConnectionResetError:
-        return b""
+        pass
     finally:
         sending.cancel()
         writer.close()
+    return answer
 
 
 def drops(piece: bytes) -> Iterator[bytes]:
