@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from protocols.errors import Overloaded, Unavailable
 
@@ -53,12 +52,14 @@ class Line:
         self._capacity = max(capacity, self._floor)
         self._let_in()
 
-    @asynccontextmanager
-    async def place(self, within_s: float, tenant: str = "") -> AsyncGenerator[None, None]:
+    def place(self, within_s: float, tenant: str = "") -> Place:
         """A place among those that may go on, for the block. `Overloaded` if the tenant's line is full.
 
         `Unavailable` if it takes longer than `within_s`.
         """
+        return Place(self, within_s, tenant)
+
+    async def enter(self, within_s: float, tenant: str) -> None:
         try:
             async with asyncio.timeout(within_s):
                 await self._enter(tenant)
@@ -67,10 +68,6 @@ class Line:
                 f"The model '{self._model}' had no place for this request within {within_s:g} seconds.",
                 retry_after_s=self.retry_after_s(),
             ) from None
-        try:
-            yield
-        finally:
-            self._leave()
 
     async def _enter(self, tenant: str) -> None:
         if self._inside < self._capacity and not self._waiting:
@@ -88,12 +85,12 @@ class Line:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._leave()  # the place came, and nobody is there to take it
+                self.leave()  # the place came, and nobody is there to take it
             else:
                 self._forget(tenant, place)
             raise
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         self._inside -= 1
         self._freed_at.append(self._clock())
         self._let_in()
@@ -127,6 +124,23 @@ class Line:
         line.remove(place)
         if not line:
             del self._waiting[tenant]
+
+
+class Place:
+    """One that was taken. Not a generator: each stream holds one, and a generator takes 1 KB."""
+
+    __slots__ = ("_line", "_tenant", "_within_s")
+
+    def __init__(self, line: Line, within_s: float, tenant: str) -> None:
+        self._line = line
+        self._within_s = within_s
+        self._tenant = tenant
+
+    async def __aenter__(self) -> None:
+        await self._line.enter(self._within_s, self._tenant)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._line.leave()
 
 
 class Lines:

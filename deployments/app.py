@@ -18,7 +18,7 @@ from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments import garbage
+from deployments import garbage, ray_compat
 from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
 from deployments.held import Held
@@ -93,6 +93,7 @@ class _Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]  # Serve awaits it
         _log_with_serve()
         logging.getLogger("tokenyard.request").disabled = not settings.request_log
+        ray_compat.leave_disconnects_to_the_app()
         self._gateway = GatewayReplica(settings)
         self._app = await self._gateway.start()
         garbage.freeze()

@@ -82,7 +82,7 @@ class ChannelCall(ReplicaResult):
     """A request that a replica was sent. As a stream it has no items, and ends once it is taken: the frames go to the
     inbox, and so does its end.
 
-    For Serve, which counts it, it is over when the replica says so, when the connection is lost, or when it is cancelled.
+    For Serve, which counts it, it is over when the replica says so, the connection is lost, or it is cancelled.
     """
 
     def __init__(self, link: ReplicaLink, inbox: Inbox, run: Run, replica: str, unavailable: Unavailable) -> None:

@@ -152,7 +152,7 @@ class Dispatcher:
         self._lines = Lines(settings.max_queued_requests, time.monotonic)
         hub.on_capacity = lambda model, capacity: self._lines.of(model).set_capacity(capacity)
         self._handles: dict[str, _Handles] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[None]] = set()
         self.catalog = Catalog(settings.catalog_poll_s, on_change=self._warm_up)
 
     def models(self) -> Sequence[ModelEntry]:
@@ -273,7 +273,10 @@ class Dispatcher:
             response = contextvars.Context().run(generate.remote, payload, hint=hint, to=_encoder.encode(to))
             del payload  # as large as the prompt, and sent by now; a retry makes it anew
             inbox.on_overflow = response.cancel
-            reader = loop.create_task(_read_handle(response, inbox, request.model))
+            # Also behind the end of this: Serve's accounting may hang on somebody seeing the call's.
+            self._readers.add(reader := loop.create_task(_read_handle(response, inbox, request.model)))
+            reader.add_done_callback(self._readers.discard)
+            del reader
             expiry = None if trip.deadline == math.inf else loop.call_at(trip.deadline, inbox.fail, _too_late())
             try:
                 frame = await self._first_frame(inbox, request.model)
@@ -299,7 +302,8 @@ class Dispatcher:
             finally:
                 if expiry is not None:
                     expiry.cancel()
-                self._release(inbox, response, reader)
+                if not inbox.ended:
+                    response.cancel()
 
     async def _first_frame(self, inbox: Inbox, model: str) -> Frame:
         """`DeadlineExceeded` if none comes in time; `Unavailable` once it is known that no replica can start."""
@@ -319,14 +323,6 @@ class Dispatcher:
     def _observe_started(self, model: str, key: PrefixKey, frame: Frame) -> None:
         if self._asks is not None and frame.events and isinstance(started := frame.events[0], Started):
             self._asks.started(model, key, started.prompt_tokens, started.cached_tokens)
-
-    def _release(self, inbox: Inbox, response: Any, reader: asyncio.Task[None]) -> None:
-        """Cancel the call unless it is over; then let the reader see its end, which Serve's accounting may hang on."""
-        if not inbox.ended:
-            response.cancel()
-        if not reader.done():
-            self._closing.add(reader)
-            reader.add_done_callback(self._closing.discard)
 
     def _handle(self, model: str) -> _Handles:
         handles = self._handles.get(model)

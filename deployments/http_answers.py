@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -88,41 +87,59 @@ async def send_error(
     await send_json(send, status, codec.error(error, request_id), headers)
 
 
-@asynccontextmanager
-async def errors_answered(send: Send, codec: Codec[Any], request_id: str) -> AsyncIterator[None]:
-    """What the block raises before its answer has begun is the answer."""
-    try:
-        yield
-    except ServingError as error:
-        await send_error(send, error, codec, request_id)
-    except (ClientGone, asyncio.CancelledError):
-        raise
-    except Exception:
-        # The last boundary before the client: the detail goes to the log.
-        logger.exception("request %s failed", request_id)
-        await send_error(send, InternalError(InternalError.PUBLIC_MESSAGE), codec, request_id)
+class errors_answered:
+    """What the block raises before its answer has begun is the answer.
+
+    This and the next are no generators, because each stream holds both: a generator takes 1 KB.
+    """
+
+    __slots__ = ("_codec", "_request_id", "_send")
+
+    def __init__(self, send: Send, codec: Codec[Any], request_id: str) -> None:
+        self._send = send
+        self._codec = codec
+        self._request_id = request_id
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        match error:
+            case ServingError():
+                await send_error(self._send, error, self._codec, self._request_id)
+                return True
+            case ClientGone() | asyncio.CancelledError():
+                return False
+            case Exception():
+                # The last boundary before the client: the detail goes to the log.
+                logger.error("request %s failed", self._request_id, exc_info=error)
+                internal = InternalError(InternalError.PUBLIC_MESSAGE)
+                await send_error(self._send, internal, self._codec, self._request_id)
+                return True
+        return False
 
 
-@asynccontextmanager
-async def cancelled_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
+class cancelled_when_client_leaves:
     """Cancels the block when the client disconnects, and turns that into `ClientGone`."""
-    block = asyncio.current_task()
-    assert block is not None
-    left = False
 
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        block.cancel()
+    __slots__ = ("_block", "_left", "_receive", "_watcher")
 
-    watcher = asyncio.get_running_loop().create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if left and block.uncancel() == 0:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> None:
+        block = asyncio.current_task()
+        assert block is not None
+        self._block = block
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._watcher.cancel()
+        if isinstance(error, asyncio.CancelledError) and self._left and self._block.uncancel() == 0:
             raise ClientGone from None
-        raise
-    finally:
-        watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._block.cancel()

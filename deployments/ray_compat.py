@@ -15,6 +15,7 @@ from ray import serve
 from ray._private import services, worker
 from ray.serve._private import api as serve_api
 from ray.serve._private import deploy_utils
+from ray.serve._private import replica as serve_replica
 from ray.serve._private.common import ReplicaQueueLengthInfo
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.schema import ServeApplicationSchema
@@ -77,6 +78,13 @@ def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> De
 def unary_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:
     """The same for methods with one answer."""
     return handle.options(stream=False, _by_reference=by_reference)
+
+
+def leave_disconnects_to_the_app() -> None:
+    """In a gateway's process. Serve then does not watch for clients that leave, which the app does as well: a task, a
+    queue and 8 KB for each stream. Clients can ask for that by a header; nothing of a deployment's can.
+    """
+    vars(serve_replica)["parse_disconnect_disabled_header"] = lambda headers: True
 
 
 def by_reference(metadata: RequestMetadata) -> bool:

@@ -1,4 +1,4 @@
-"""The shell around one backend in one Serve replica: requests in over the step channel or by Serve, frames out likewise.
+"""The shell around one backend in one Serve replica: requests in, frames out, over the step channel or by Serve.
 
 Those that come over the channel Serve does not know of: they are counted, refused and waited for here.
 
@@ -107,9 +107,7 @@ def decode_answer(call: Question[AnswerT], replies: Sequence[bytes]) -> AnswerT:
 
 
 class Replica:
-    """Owns one backend. `generate` and `call` are what gateways call, if they cannot send a `Run`; the rest is what Serve
-    calls.
-    """
+    """Owns one backend. `generate` (where there is no `Run`) and `call` are what gateways call; the rest Serve does."""
 
     def __init__(self, settings: ModelSettings, node_ip: str, name: str = "") -> None:
         """`name` is how it is told from other replicas of its model."""
@@ -263,9 +261,9 @@ class Replica:
         return held(self._streams)
 
     async def aclose(self) -> None:
-        """Serve has waited for its own calls; what came over the channel is waited for here, as long as Serve lets live.
+        """Serve has waited for its own calls; what came over the channel is waited for here, while Serve lets it live.
 
-        What runs even then is handed over: its clients notice nothing of it.
+        What still runs is handed over: its clients notice nothing of it.
         """
         self._draining = True
         while self._runs:

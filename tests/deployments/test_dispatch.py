@@ -706,7 +706,7 @@ async def test_a_finished_request_leaves_nothing_behind(make: Make, hub: Channel
     for call in handle.calls:
         assert hub.inbox(msgspec.msgpack.decode(call["to"], type=ReturnAddress).stream) is None
     await eventually(lambda: asyncio.all_tasks() == before)
-    assert dispatcher._closing == set()
+    assert dispatcher._readers == set()
 
 
 # --- handles ----------------------------------------------------------------------------------------------------------

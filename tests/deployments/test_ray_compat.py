@@ -337,6 +337,17 @@ def test_what_our_wrapper_returns_has_all_that_serve_asks_of_it() -> None:
     assert list(fields) == ["accepted", "num_ongoing_requests"]
 
 
+def test_serve_asks_each_time_whether_to_watch_for_clients_that_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this function of its module, and watches for nobody who has said no: unless there is a timeout of its own."""
+    name = "parse_disconnect_disabled_header"
+    real = getattr(replica, name)
+    assert parameters(real) == ["headers"] and real({b"x-request-disconnect-disabled": b"?1"})
+    assert name in replica.Replica._direct_ingress_asgi.__code__.co_names
+    monkeypatch.setattr(replica, name, real)  # what it was, it will be
+    ray_compat.leave_disconnects_to_the_app()
+    assert getattr(replica, name)({}) is True
+
+
 @pytest.mark.parametrize("by_reference", [True, False])
 def test_a_call_knows_whether_it_goes_by_reference(by_reference: bool) -> None:
     options = DynamicHandleOptions(_by_reference=by_reference)
