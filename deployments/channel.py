@@ -54,6 +54,8 @@ class ChannelAddress(msgspec.Struct, frozen=True):
     host: str
     port: int
     secret: str
+    takes_orders: bool = False
+    """One of an earlier version does not, and would hang up."""
 
 
 class ReturnAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -235,7 +237,7 @@ class ChannelServer:
         self.on_aside: Callable[[GatewayLink, bytes], None] | None = None
         """Told of a gateway's messages beside its orders. Must not raise: that would end the connection."""
         self.on_order: Callable[[GatewayLink, Order], None] | None = None
-        """Likewise told of its orders."""
+        """Likewise told of its orders, which it may give if this was set before the start."""
         self.on_lost: Callable[[GatewayLink], None] | None = None
         self._links: dict[str, GatewayLink] = {}
         self._connected: set[GatewayLink] = set()
@@ -251,7 +253,7 @@ class ChannelServer:
 
         self._server = await asyncio.get_running_loop().create_server(connect, host, 0)
         port = self._server.sockets[0].getsockname()[1]
-        return ChannelAddress(host, port, self.secret)
+        return ChannelAddress(host, port, self.secret, takes_orders=self.on_order is not None)
 
     def link(self, gateway: str) -> GatewayLink | None:
         """The connection of `gateway`, or None: then its frames go over the handle stream."""
@@ -293,7 +295,8 @@ class Inbox:
         """The id of the replica that took the request, once Serve has said so."""
         self.carried = False
         """Whether its request went over `replica` too, which will say that it is over: nobody else will."""
-        self.on_overflow: Callable[[], None] | None = None
+        self.cancel: Callable[[], None] | None = None
+        """Ends the request, for whoever has sent it."""
         self._unfinished = choices
         self._limit = limit
         self._frames: list[Frame] = []  # an empty deque takes 700 bytes more
@@ -306,6 +309,7 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         del self._of[self.stream]
+        self.cancel = None  # of somebody who knows this inbox
         if self.replica is not None:
             self.replica.forget(self)
 
@@ -324,8 +328,8 @@ class Inbox:
             return
         if len(self._frames) >= self._limit:
             self._frames.clear()
-            if self.on_overflow is not None:
-                self.on_overflow()  # nobody may come to `get` for a long time, and the engine should not wait for that
+            if self.cancel is not None:
+                self.cancel()  # nobody may come to `get` for a long time, and the engine should not wait for that
             self.fail(ClientTooSlow(f"The client has not read the last {self._limit} parts of its answer."))
             return
         self._frames.append(frame)
@@ -391,6 +395,10 @@ class ReplicaLink(_Framed):
     def idle(self) -> bool:
         """Whether no stream runs over it, as far as is known here."""
         return not self._inboxes and not self._callers
+
+    @property
+    def takes_orders(self) -> bool:
+        return self._address.takes_orders
 
     @property
     def stuck(self) -> bool:

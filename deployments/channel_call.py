@@ -55,7 +55,8 @@ class ChannelReplica(RunningReplica):
         hub = current_hub()
         if hub is None or hub.loop is not asyncio.get_running_loop():
             return None, None
-        return hub, hub.link(self.replica_id.deployment_id.app_name, self.replica_id.unique_id)
+        link = hub.link(self.replica_id.deployment_id.app_name, self.replica_id.unique_id)
+        return hub, link if link is not None and link.takes_orders else None
 
     def _unavailable(self) -> ActorUnavailableError:
         """What Serve's router tries another replica for."""
@@ -108,7 +109,7 @@ class ChannelCall(ReplicaResult):
         if number < 0:
             self._finish()
             return
-        self._inbox.routed_to, self._inbox.carried = self._replica, True
+        self._inbox.routed_to, self._inbox.carried, self._inbox.cancel = self._replica, True, self.cancel
         self._link.bind(self._inbox)
         self._wake()
 

@@ -272,11 +272,11 @@ class Dispatcher:
             # gives each call its own name; cancelling it with the request is then up to us, below.
             response = contextvars.Context().run(generate.remote, payload, hint=hint, to=_encoder.encode(to))
             del payload  # as large as the prompt, and sent by now; a retry makes it anew
-            inbox.on_overflow = response.cancel
+            inbox.cancel = response.cancel
             # Also behind the end of this: Serve's accounting may hang on somebody seeing the call's.
             self._readers.add(reader := loop.create_task(_read_handle(response, inbox, request.model)))
             reader.add_done_callback(self._readers.discard)
-            del reader
+            del reader, response  # some KB; a carried one is needed no more
             expiry = None if trip.deadline == math.inf else loop.call_at(trip.deadline, inbox.fail, _too_late())
             try:
                 frame = await self._first_frame(inbox, request.model)
@@ -303,7 +303,7 @@ class Dispatcher:
                 if expiry is not None:
                     expiry.cancel()
                 if not inbox.ended:
-                    response.cancel()
+                    inbox.cancel()
 
     async def _first_frame(self, inbox: Inbox, model: str) -> Frame:
         """`DeadlineExceeded` if none comes in time; `Unavailable` once it is known that no replica can start."""

@@ -114,7 +114,7 @@ class NamedModels:
         completed = with_defaults(request, entry.offer)
         if adapter is not None and request.lora is None:
             completed = msgspec.structs.replace(completed, lora=(LoraScale(adapter.id, adapter.scale),))
-        return msgspec.structs.replace(completed, model=entry.id)
+        return completed if completed.model == entry.id else msgspec.structs.replace(completed, model=entry.id)
 
 
 def with_defaults(request: Request, offer: Offer) -> Request:

@@ -48,6 +48,7 @@ _address = msgspec.msgpack.Decoder(ReturnAddress)
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(Frame)
 
+DRAINING = 2**31
 DRAIN_LOOK_S = 0.05
 LAST_FRAMES_S = 2.0
 """How long a replica that closes waits for its streams to say so to their gateways."""
@@ -176,12 +177,13 @@ class Replica:
 
     @property
     def _ongoing(self) -> int:
-        return self._called + len(self._runs)
+        """Requests, as routers are told: one that drains has more than any replica may have."""
+        return DRAINING if self._draining else self._called + len(self._runs)
 
     def _on_order(self, link: GatewayLink, order: Order) -> None:
         match order:
             case Run(stream=stream):
-                if self._draining or self._ongoing >= order.limit:
+                if self._ongoing >= order.limit:
                     link.push(stream, ~self._ongoing)
                     return
                 run = self._runs[link, stream] = asyncio.get_running_loop().create_task(self._run(link, order))

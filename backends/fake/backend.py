@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -68,7 +69,7 @@ class FakeBackend(Unsupported):
         stream = Stream(source, request, prompt_tokens)
         try:
             self._engine.enter(stream, loop)
-            while (item := await stream.queue.get()) is not None:
+            while (item := await stream.made.get()) is not None:
                 if isinstance(item, ServingError):
                     raise item
                 yield item
@@ -157,6 +158,7 @@ class FakeBackend(Unsupported):
             raise InvalidRequest(f"There is no slot {slot}: this model has {self._settings.slots}", param="id_slot")
         engine = self._engine
         while engine.alive() and (busy := next((s for s in engine.running if s.slot == slot), None)) is not None:
+            busy.gone = busy.gone or asyncio.Event()
             await busy.gone.wait()
 
     def stats(self) -> BackendStats:

@@ -9,23 +9,24 @@ from heapq import heapify, heappop, heappush
 from backends.fake.answers import Source
 from backends.fake.settings import FakeSettings
 from backends.fake.tokens import shown_prompt
+from backends.mailbox import Mailbox
 from protocols.errors import ServingError, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
 
 
 class Stream:
-    """One request inside the engine, and the queue its consumer reads: frames, then an error or None for the end."""
+    """One request inside the engine, and what its consumer reads: frames, then an error or None for the end."""
 
     def __init__(self, source: Source, request: Request, prompt_tokens: int) -> None:
         self.source = source
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.slot = -1  # once it has one
-        self.gone = asyncio.Event()
+        self.gone: asyncio.Event | None = None  # made by whoever waits for it to leave its slot
         self.generated = 0
         self.ready_at = 0.0
-        self.queue: asyncio.Queue[Frame | ServingError | None] = asyncio.Queue()
+        self.made: Mailbox[Frame | ServingError | None] = Mailbox()
 
 
 class Scheduler:
@@ -62,7 +63,7 @@ class Scheduler:
         if self._timer is not None:
             self._timer.cancel()
         for stream in [*self.running, *self.waiting]:
-            stream.queue.put_nowait(Unavailable(f"The model is not available: {why}"))
+            stream.made.put(Unavailable(f"The model is not available: {why}"))
         for stream in list(self.running):
             self._leave(stream)
         self.waiting.clear()
@@ -113,21 +114,22 @@ class Scheduler:
             streams.pop(stream, None)
         self.held[stream.slot] = stream.prompt_tokens + stream.generated
         heappush(self._free_slots, stream.slot)
-        stream.gone.set()
+        if stream.gone is not None:
+            stream.gone.set()
 
     def _advance(self, stream: Stream) -> None:
         try:
             frames = [] if stream.source.done else stream.source.step()
         except ServingError as error:
-            stream.queue.put_nowait(error)
+            stream.made.put(error)
             self._leave(stream)
             return
         for frame in frames:
-            stream.queue.put_nowait(frame)
+            stream.made.put(frame)
             stream.generated += len(frame.tokens)
             self.generated_tokens_total += len(frame.tokens)
         if stream.source.done:
-            stream.queue.put_nowait(None)
+            stream.made.put(None)
             self._leave(stream)
         elif not frames:
             self.prefilling.pop(stream, None)

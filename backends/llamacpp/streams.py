@@ -10,6 +10,7 @@ import msgspec
 
 from backends.llamacpp.bindings import Tokens
 from backends.llamacpp.sequence import Generation
+from backends.mailbox import Mailbox
 from backends.pooling import Matrix
 from protocols.errors import ServingError
 from protocols.events import Frame
@@ -31,10 +32,10 @@ class Stream:
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self.items: asyncio.Queue[Frame | ServingError] = asyncio.Queue()
+        self.items: Mailbox[Frame | ServingError] = Mailbox()
 
     def receive(self, item: Frame | ServingError) -> None:
-        self.items.put_nowait(item)
+        self.items.put(item)
 
 
 class Call:

@@ -14,7 +14,6 @@ markup, for only text has a place for it. A token that is both goes with the tex
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from itertools import pairwise
 
 import msgspec
@@ -40,7 +39,7 @@ class Assembler:
         self._in_text = True  # the last event was text, or there was none
         # Only where there are probabilities: how much text came in and went out, and who waits for which of it.
         self._decoded = self._emitted = 0
-        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
+        self._waiting: list[tuple[int, TokenLogprob]] = []
 
     @property
     def stop_sequence(self) -> str | None:
@@ -160,5 +159,5 @@ class Assembler:
         """Of the tokens whose text begins before `end`."""
         ready = []
         while self._waiting and self._waiting[0][0] < end:
-            ready.append(self._waiting.popleft()[1])
+            ready.append(self._waiting.pop(0)[1])
         return ready
