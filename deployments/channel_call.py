@@ -1,5 +1,5 @@
 """Requests that travel over the step channel. Serve's router chooses, counts and retries as ever; what it sends is a
-message on the connection to the replica instead of a gRPC call of its own, which costs both ends 20 KB and 1 ms.
+message on the connection to the replica instead of a gRPC call of its own, which costs each end 40 KB and 1 ms.
 
 Serve's replica knows nothing of such a request: the replica counts them itself (`replica.py`), and refuses and drains
 by its own count. Where there is no connection, or it is stuck, the request is a call of Serve's.
@@ -92,7 +92,7 @@ class ChannelCall(ReplicaResult):
         self._replica = replica
         self._unavailable = unavailable
         self._verdict: int | None = None
-        self._end: object = None
+        self._end: BaseException | None = None
         self._over = False
         self._callbacks: list[Callable[[Any], None]] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -155,7 +155,7 @@ class ChannelCall(ReplicaResult):
         self._wake()
 
     def _raise_if_ended_badly(self) -> None:
-        if isinstance(self._end, BaseException):
+        if self._end is not None:
             raise self._end
 
     async def _news(self) -> None:
