@@ -107,6 +107,25 @@ def test_a_request_too_large_for_grpc_still_arrives(client: openai.OpenAI) -> No
     assert error.value.code == "context_length_exceeded"
 
 
+def test_a_running_request_is_no_call_of_serves(client: openai.OpenAI) -> None:
+    """It went over the step channel. A call of Serve's would be right as well, and nobody would notice but the bill."""
+    import ray
+
+    from deployments import ray_compat
+
+    (replica,) = ray_compat.serve_details()["applications"]["slow"]["deployments"]["Model"]["replicas"]
+    actor: Any = ray.get_actor(replica["actor_name"], namespace="serve")
+    chunks = client.chat.completions.create(
+        model="slow", messages=[{"role": "user", "content": "hello there"}], max_tokens=1000, stream=True
+    )
+    next(iter(chunks))
+    assert stats("slow").running == 1
+    wait_for(lambda: ray.get(actor.get_num_ongoing_requests.remote()) == 0, "Serve knows of no call")
+    assert stats("slow").running == 1
+    chunks.close()
+    wait_for(lambda: stats("slow").running == 0, "the slot is free")
+
+
 def test_tokens_are_counted_by_the_model(system: Deployed) -> None:
     def count(model: str, words: int) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "word " * words}]}
