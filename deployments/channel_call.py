@@ -33,30 +33,32 @@ class ChannelReplica(RunningReplica):
     """A replica as Serve's router sees it."""
 
     def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> ReplicaResult:
-        if pr.metadata.call_method == METHOD and not by_reference(pr.metadata):
-            hub, link = self._link()
-            inbox = None if hub is None else hub.inbox(_address.decode(pr.kwargs["to"]).stream)
-            if inbox is not None and link is not None:
+        if pr.metadata.call_method == METHOD and not by_reference(pr.metadata) and (way := self._way()) is not None:
+            hub, link = way
+            inbox = hub.inbox(_address.decode(pr.kwargs["to"]).stream)
+            if inbox is not None:
                 run = Run(inbox.stream, self.max_ongoing_requests, pr.args[0], _encode(pr.kwargs["hint"]))
                 return ChannelCall(link, inbox, run, self.replica_id.unique_id, self._unavailable)
         return super().try_send_request(pr, with_rejection)
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
-        hub, link = self._link()
-        if hub is None or link is None:
+        way = self._way()
+        if way is None:
             return int(await super().get_queue_len(deadline_s=deadline_s))
+        hub, link = way
         question = _Question(link, hub.next_stream(), self._unavailable)
         try:
             return await question.answer
         finally:
             link.forget_caller(question.stream)
 
-    def _link(self) -> tuple[ChannelHub | None, ReplicaLink | None]:
+    def _way(self) -> tuple[ChannelHub, ReplicaLink] | None:
+        """None where the replica has to be called by Serve."""
         hub = current_hub()
         if hub is None or hub.loop is not asyncio.get_running_loop():
-            return None, None
+            return None
         link = hub.link(self.replica_id.deployment_id.app_name, self.replica_id.unique_id)
-        return hub, link if link is not None and link.takes_orders else None
+        return (hub, link) if link is not None and link.takes_orders else None
 
     def _unavailable(self) -> ActorUnavailableError:
         """What Serve's router tries another replica for."""
@@ -171,6 +173,8 @@ class ChannelCall(ReplicaResult):
             self._waiter.set_result(None)
 
     # --- what nobody asks of a stream ---
+    # Abstract in Serve's class. The first two are of calls with one answer, the third of callers without an event loop,
+    # the others of results in the object store, which Serve's own for gRPC refuses as well.
 
     def get(self, timeout_s: float | None) -> NoReturn:
         raise NotImplementedError

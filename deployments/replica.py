@@ -49,6 +49,7 @@ _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(Frame)
 
 DRAINING = 2**31
+"""The requests that a draining replica says it has: more than any may have, or Serve would offer it another at once."""
 DRAIN_LOOK_S = 0.05
 LAST_FRAMES_S = 2.0
 """How long a replica that closes waits for its streams to say so to their gateways."""

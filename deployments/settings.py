@@ -162,13 +162,13 @@ class GatewaySettings(_Settings):
         "such as http://collector:4318/v1/traces. Needs the extra `otel`. Default: nowhere.",
     )
     step_channel: bool = Field(
-        True, description="False sends tokens over Serve's handle stream only: slower, same result."
+        True, description="False sends requests and tokens by Serve's handle calls only: slower, same result."
     )
     max_channel_connections: int = Field(
         256,
         ge=1,
         description="Replicas that one gateway keeps a connection to; with more of them, those it uses most. The "
-        "others send over Serve's handle stream, and are not asked what they hold.",
+        "others are reached by Serve's handle calls, and are not asked what they hold.",
     )
     asks: bool = Field(
         True,
