@@ -9,6 +9,7 @@ A backend owns one loaded model. The contract, in the order of a backend's life:
   all frames of a choice, concatenated, are exactly the ids the engine sampled (end-of-generation tokens included), and
   as many as `usage.completion_tokens`. A request the engine cannot run raises a `ServingError`, before the first frame
   if it can be known before. Backends raise; they never yield `Failed`. One request's error never fails another.
+  A backend may give frames to `sink` in its reader's stead (`protocols/sink.py`), and need not.
 * A request with `resume` goes on after those tokens: frames carry only new tokens and only text not yet emitted for
   the old ones (what their end held back comes now), while `max_tokens` and `usage` count old and new together.
 * Closing the iterator, at any point and also before the first frame, frees the request's slot and its share of the KV
@@ -43,6 +44,7 @@ from protocols.card import ModelCard as ModelCard
 from protocols.errors import NotSupported
 from protocols.events import Frame
 from protocols.request import ChatPrompt, LoraScale, Request
+from protocols.sink import Sink
 
 
 class BackendStartError(Exception):
@@ -56,7 +58,7 @@ class Backend(Protocol):
         """What `start` returned."""
         ...
 
-    def generate(self, request: Request) -> AsyncGenerator[Frame, None]: ...
+    def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]: ...
 
     async def count_tokens(self, request: Request) -> int: ...
 

@@ -17,6 +17,7 @@ import ray.util
 from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from deployments import garbage, ray_compat
 from deployments.autoscaling import POLICY
@@ -121,6 +122,7 @@ def gateway(args: dict[str, Any]) -> Application:
         max_ongoing_requests=STREAMS_PER_GATEWAY,
         graceful_shutdown_timeout_s=DRAIN_S,
         max_surge_percent=SURGE_PERCENT,
+        logging_config=LoggingConfig(enable_access_log=False),  # `request_log.py` says more, in one line
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": GATEWAY_ENV}},
     )
     return deployment.bind(settings)

@@ -34,6 +34,7 @@ import msgspec
 from deployments.routing.connections import most_used
 from protocols.errors import BackendLost, ClientTooSlow, ReplicaStopping, ServingError
 from protocols.events import Failed, Finished, Frame, merged
+from protocols.sink import Sink, is_middle
 
 logger = logging.getLogger(__name__)
 
@@ -297,10 +298,12 @@ class Inbox:
         """Whether its request went over `replica` too, which will say that it is over: nobody else will."""
         self.cancel: Callable[[], None] | None = None
         """Ends the request, for whoever has sent it."""
+        self.sink: Sink | None = None
+        """Gets what arrives while somebody waits in `get`, if it takes it."""
         self._unfinished = choices
         self._limit = limit
         self._frames: list[Frame] = []  # an empty deque takes 700 bytes more
-        self._error: ServingError | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Inbox:
@@ -309,7 +312,7 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         del self._of[self.stream]
-        self.cancel = None  # of somebody who knows this inbox
+        self.cancel = self.sink = None  # of somebody who knows this inbox
         if self.replica is not None:
             self.replica.forget(self)
 
@@ -324,6 +327,11 @@ class Inbox:
         return self.ended and not self._frames
 
     def put(self, frame: Frame) -> None:
+        self.add(frame)
+        self.deliver()
+
+    def add(self, frame: Frame) -> None:
+        """As `put`, where more may come at once: nobody hears of it before `deliver`."""
         if self._error is not None or self.ended:
             return
         if len(self._frames) >= self._limit:
@@ -339,7 +347,24 @@ class Inbox:
                 self._unfinished -= 1
             elif last is Failed:
                 self._unfinished = 0
-        self._wake()
+
+    def deliver(self) -> None:
+        if self._waiter is None or self._waiter.done() or not self._frames:
+            return
+        if self.sink is None or not all(map(is_middle, self._frames)) or not self._sunk(self.sink):
+            self._wake()
+
+    def _sunk(self, sink: Sink) -> bool:
+        """Whether `sink` has taken everything. What it raises, the reader raises: all share the connection."""
+        frame = self._next()
+        try:
+            taken = sink(frame)
+        except Exception as error:
+            self._error = error
+            return False
+        if not taken:
+            self._frames.insert(0, frame)
+        return taken and not self._frames
 
     def fail(self, error: ServingError) -> None:
         """End the stream with `error`, after the frames that are already here."""
@@ -357,6 +382,9 @@ class Inbox:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self._next()
+
+    def _next(self) -> Frame:
         if len(self._frames) == 1:
             return self._frames.pop()
         choice = self._frames[0].choice
@@ -390,6 +418,7 @@ class ReplicaLink(_Framed):
         self._lost = lost
         self._inboxes: set[Inbox] = set()
         self._callers: dict[int, Caller] = {}
+        self._arrived: dict[Inbox, None] = {}
 
     @property
     def idle(self) -> bool:
@@ -408,6 +437,12 @@ class ReplicaLink(_Framed):
         super().connection_made(transport)
         self.send((self._address.secret, self._hub.gateway))
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        arrived, self._arrived = self._arrived, {}
+        for inbox in arrived:  # of all messages at once: frames that came together leave together
+            inbox.deliver()
+
     def message_received(self, message: bytes) -> None:
         if message[0] & 0xF0 == 0x80:  # `_is_aside`, written out: this is done for every step of every engine
             if self._hub.on_aside is not None:
@@ -423,7 +458,8 @@ class ReplicaLink(_Framed):
                 continue  # cancelled meanwhile
             if inbox.replica is None:
                 self.bind(inbox)
-            inbox.put(item)
+            inbox.add(item)
+            self._arrived[inbox] = None
 
     def order(self, order: Order, caller: Caller) -> None:
         """Sends it. Until `forget_caller`, what the replica says to it is told to `caller`."""

@@ -104,6 +104,7 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
         )
     ours = False
     try:

@@ -51,6 +51,7 @@ from protocols.errors import (
 )
 from protocols.events import Failed, Frame, Started
 from protocols.request import ChatPrompt, Request
+from protocols.sink import Sink, watched
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +159,10 @@ class Dispatcher:
     def models(self) -> Sequence[ModelEntry]:
         return self.catalog.entries()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         await self.catalog.find(request.model)
         journey = Journey(request, self._settings.retries)
+        sink = watched(sink, journey.observe)
         limits = [limit for limit in (request.timeout_s, self._settings.request_timeout_s) if limit is not None]
         trip = _Trip(asyncio.get_running_loop().time() + min(limits) if limits else math.inf)
         async with self._lines.of(request.model).place(
@@ -170,7 +172,7 @@ class Dispatcher:
                 parts = journey.requests()
                 runs = [partial(self._attempt, part, trip) for part in parts]
                 try:
-                    async with aclosing(runs[0]() if len(runs) == 1 else side_by_side(runs)) as frames:
+                    async with aclosing(runs[0](sink) if len(runs) == 1 else side_by_side(runs)) as frames:
                         async for frame in frames:
                             shown = journey.observe(frame)
                             if shown.events or shown.tokens:
@@ -255,8 +257,10 @@ class Dispatcher:
         except Exception as error:
             raise serving_error(error, model) from None
 
-    async def _attempt(self, request: Request, trip: _Trip) -> AsyncGenerator[Frame, None]:
-        """One call of one replica. Raises whatever it ends with other than `Finished`."""
+    async def _attempt(self, request: Request, trip: _Trip, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        """One call of one replica. Raises whatever it ends with other than `Finished`. Frames behind the first one may
+        go to `sink`.
+        """
         loop = asyncio.get_running_loop()
         payload = _encoder.encode(request)
         by_reference = len(payload) > GRPC_REQUEST_LIMIT_BYTES
@@ -284,6 +288,7 @@ class Dispatcher:
                 trip.node = self._hub.node(request.model, inbox.routed_to)
                 request_log.current().replica = inbox.routed_to
                 self._observe_started(request.model, key, frame)
+                inbox.sink = sink
                 while True:
                     if frame.events and type(last := frame.events[-1]) is Failed:
                         # What came along with the failure. Before the first frame, all of it may come again.

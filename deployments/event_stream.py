@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import types
+from collections.abc import Generator
 from typing import Any
 
 from deployments.http_answers import ClientGone
@@ -39,6 +41,7 @@ class EventStream:
         self._writing_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
+        self._rest_of_write: asyncio.Task[None] | None = None
         self._block: asyncio.Task[Any] | None = None
         self._stalled = False
         self.started = False
@@ -51,9 +54,10 @@ class EventStream:
     async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.gather(self._beat, return_exceptions=True)
+        for task in (self._beat, self._rest_of_write):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._stalled and self._block is not None and self._block.uncancel() == 0:
             raise ClientGone from None
         if exc_type is None:
@@ -61,6 +65,30 @@ class EventStream:
 
     async def write(self, frame: Frame) -> None:
         await self._put(self._feed(frame))
+
+    def take(self, frame: Frame) -> bool:
+        """Write it from where nobody can wait, which most writes need not. False where it has to be written by `write`.
+
+        A task that is woken for every token costs more than the token's way from the channel to the socket.
+        """
+        if not self.started or self._lock.locked() or self._rest_of_write is not None:
+            return False
+        if not (data := self._feed(frame)):
+            return True
+        self._last_write = self._loop.time()
+        writing = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            waits_for = next(writing)
+        except StopIteration:
+            return True
+        self._writing_since = self._last_write
+        self._rest_of_write = self._loop.create_task(_rest(writing, waits_for))
+        self._rest_of_write.add_done_callback(self._written)
+        return True
+
+    def _written(self, rest: asyncio.Task[None]) -> None:
+        if not rest.cancelled() and rest.exception() is None:
+            self._rest_of_write = self._writing_since = None
 
     async def fail(self, error: ServingError) -> None:
         """Tells the client; not, if its answer was complete already and something failed behind it."""
@@ -72,6 +100,8 @@ class EventStream:
 
     async def _put(self, data: bytes) -> None:
         async with self._lock:
+            if self._rest_of_write is not None:
+                await self._rest_of_write
             self._writing_since = now = self._loop.time()
             if not self.started:
                 self.started = True
@@ -108,6 +138,20 @@ class EventStream:
             data = self._encoder.keepalive() if self._keepalive_s < math.inf else b""  # headers alone are no keep-alive
             self._beat = self._loop.create_task(self._put(data))
         self._arm(delay)
+
+
+async def _rest(writing: Generator[Any, None, Any], waits_for: Any) -> None:
+    """Bring a write to its end that has begun outside of any task."""
+    await _going_on(writing, waits_for)
+
+
+@types.coroutine
+def _going_on(writing: Generator[Any, None, Any], waits_for: Any) -> Generator[Any, None, None]:
+    try:
+        yield waits_for
+        yield from writing
+    finally:
+        writing.close()
 
 
 _STREAM_HEADERS = [

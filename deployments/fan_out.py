@@ -7,15 +7,21 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from protocols.codec import Call
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 
-Run = Callable[[Request], AsyncGenerator[Frame, None]]
+
+class Run(Protocol):
+    """`ModelPool.stream`."""
+
+    def __call__(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]: ...
+
 
 AT_ONCE = 16
 """Requests of one call that run at a time: one client with many prompts is not to fill a model's queue alone."""
@@ -24,10 +30,13 @@ _AHEAD = 16
 """Frames that may wait for a client that reads slowly, before the requests wait as well."""
 
 
-def stream(run: Run, call: Call[Any]) -> AsyncGenerator[Frame, None]:
-    """The frames of all requests of `call`, their choices counted through. Errors and closing as in `side_by_side`."""
+def stream(run: Run, call: Call[Any], sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+    """The frames of all requests of `call`, their choices counted through. Errors and closing as in `side_by_side`.
+
+    With several requests nothing goes to `sink`.
+    """
     if len(call.requests) == 1:
-        return run(call.request)
+        return run(call.request, sink)
     firsts = itertools.accumulate((request.n for request in call.requests), initial=0)
     return side_by_side(
         [partial(_counted, run, request, first) for request, first in zip(call.requests, firsts, strict=False)]

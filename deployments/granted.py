@@ -27,6 +27,7 @@ from protocols.calls import (
 from protocols.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from protocols.events import Finished, Frame, Started
 from protocols.request import ChatPrompt, Prompt, Request
+from protocols.sink import Sink, watched
 
 _SHARED = (GetSlots, SaveSlot, RestoreSlot, EraseSlot, SetAdapters)
 """Questions about what all keys share: they show others' requests, or change their answers."""
@@ -52,18 +53,21 @@ class GrantedPool:
             return entries
         return [entry for entry in entries if self._account.key.may_use(entry.id)]
 
-    def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         self._check_size(request.prompt)
-        return self._pool.stream(request) if self._account is None else self._charged(request, self._account)
+        if self._account is None:
+            return self._pool.stream(request, sink)
+        return self._charged(request, self._account, sink)
 
-    async def _charged(self, request: Request, account: Account) -> AsyncGenerator[Frame, None]:
+    async def _charged(self, request: Request, account: Account, sink: Sink | None) -> AsyncGenerator[Frame, None]:
         self._check_model(request.model, account)
         output = min(request.max_tokens or _TYPICAL_OUTPUT, _TYPICAL_OUTPUT)
         charged = _prompt_tokens(account, request) + request.n * output
         account.charge(charged)
         used = _Used()
         try:
-            async with aclosing(self._pool.stream(msgspec.structs.replace(request, tenant=account.key.id))) as frames:
+            own = msgspec.structs.replace(request, tenant=account.key.id)
+            async with aclosing(self._pool.stream(own, watched(sink, used.count))) as frames:
                 async for frame in frames:
                     used.count(frame)
                     yield frame

@@ -33,7 +33,7 @@ from deployments.monitor import Monitor
 from deployments.monitor_endpoints import MonitorEndpoints
 from deployments.question_endpoints import QuestionEndpoints, messages_codec
 from deployments.request_log import RequestLog, Traces
-from deployments.responses import ResponseMemory
+from deployments.responses import ResponseMemory, Run
 from deployments.settings import ConfigError, GatewaySettings
 from deployments.stored_responses import stored_response_endpoints
 from protocols import anthropic_messages, llamacpp_native, openai_chat, openai_completions, openai_responses
@@ -51,6 +51,7 @@ from protocols.errors import (
 )
 from protocols.events import Frame
 from protocols.llamacpp_native import questions
+from protocols.sink import watched
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +199,14 @@ class HttpApp:
                 call = _addressed(call, pool, caller.session(scope), caller.timeout_s(scope))
                 record.asks(call.requests[0].model, codec.name, request_log.GENERATE, call.stream)
                 stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
-                frames = fan_out.stream(pool.stream, call)
+                run: Run = functools.partial(fan_out.stream, pool.stream, call)
                 if memory is not None:
-                    frames = memory.recorded(call, stamp, owner, frames)
+                    run = functools.partial(memory.recorded, call, stamp, owner, run)
                 async with cancelled_when_client_leaves(receive):
                     if call.stream:
-                        await self._stream(codec, call, stamp, frames, send)
+                        await self._stream(codec, call, stamp, run, send)
                     else:
-                        await self._complete(codec, call, stamp, frames, send)
+                        await self._complete(codec, call, stamp, run(None), send)
 
         return endpoint
 
@@ -220,13 +221,11 @@ class HttpApp:
                 collector.feed_frame(frame)
         await send_json(send, 200, codec.render(call, stamp, collector.result()))
 
-    async def _stream(
-        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, frames: AsyncGenerator[Frame, None], send: Send
-    ) -> None:
+    async def _stream(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, run: Run, send: Send) -> None:
         record, encoder = request_log.current(), codec.encoder(call, stamp)
         async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
             try:
-                async with aclosing(frames):
+                async with aclosing(run(watched(out.take, record.observe))) as frames:
                     async for frame in frames:
                         record.observe(frame)
                         await out.write(frame)

@@ -34,6 +34,7 @@ from protocols.calls import AnswerT, EmbeddingRequest, Question, RerankRequest
 from protocols.errors import ModelNotFound
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ class LocalPool:
             ModelEntry(name, self._created, offer=self._offers.get(name, Offer())) for name in sorted(self._backends)
         ]
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         backend = self._backend(request.model)
-        async with self._place(request.model, request.tenant), aclosing(backend.generate(request)) as frames:
+        async with self._place(request.model, request.tenant), aclosing(backend.generate(request, sink)) as frames:
             async for frame in frames:
                 yield frame
 

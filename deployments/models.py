@@ -11,6 +11,7 @@ from protocols.calls import AnswerT, Question
 from protocols.errors import InvalidRequest, Unavailable
 from protocols.events import Frame
 from protocols.request import Reasoning, Request, Sampling
+from protocols.sink import Sink
 
 
 class NamedAdapter(msgspec.Struct, frozen=True):
@@ -64,10 +65,10 @@ class ModelPool(Protocol):
     def models(self) -> Sequence[ModelEntry]:
         """All models, in order of their ids. Never waits and never wakes one."""
 
-    def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         """The request's frames, in legal order, ending with the last `Finished`. Raises `ServingError`, at any point.
 
-        Closing the generator cancels the request wherever it is.
+        Closing the generator cancels the request wherever it is. `sink` may get frames in its reader's stead.
         """
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:

@@ -16,6 +16,7 @@ from deployments.settings import ConfigError, ModelSettings, model_settings
 from protocols.calls import AnswerT, CountTokens, Question
 from protocols.events import Frame
 from protocols.request import ChatPrompt, LoraScale, Reasoning, Request, Sampling
+from protocols.sink import Sink
 
 
 def offer(settings: ModelSettings) -> Offer:
@@ -82,8 +83,8 @@ class NamedModels:
                     taken.add(name)
         return sorted(entries, key=lambda entry: entry.id)
 
-    def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        return self._pool.stream(self._completed(request))
+    def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        return self._pool.stream(self._completed(request), sink)
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         found = self._find(call.model)

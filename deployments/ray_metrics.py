@@ -9,6 +9,8 @@ from ray.util import metrics as ray
 
 from deployments.metrics import TABLE, Metric, Sample
 
+_LABELS = {metric.name: metric.labels for metric in TABLE}
+
 
 class RayMetrics:
     """A `Sink`, for one process. Ray tells those of a cluster apart by labels of its own."""
@@ -17,6 +19,7 @@ class RayMetrics:
         self._counters: dict[str, ray.Counter] = {}
         self._gauges: dict[str, ray.Gauge] = {}
         self._histograms: dict[str, ray.Histogram] = {}
+        self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # since it was shown
         self._shown: set[tuple[str, tuple[str, ...]]] = set()
         for metric in TABLE:
             name, text, labels = metric.name, metric.help, metric.labels
@@ -31,18 +34,24 @@ class RayMetrics:
                     assert_never(metric.kind)
 
     def add(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        tags = dict(zip(metric.labels, labels, strict=True))
         if metric.kind == "histogram":
-            self._histograms[metric.name].observe(value, tags)
-        elif value > 0:  # Ray refuses to add nothing
-            self._counters[metric.name].inc(value, tags)
+            self._histograms[metric.name].observe(value, dict(zip(metric.labels, labels, strict=True)))
+        else:
+            # Telling Ray takes as long as a token's whole way.
+            of = metric.name, labels
+            self._counted[of] = self._counted.get(of, 0.0) + value
 
     def show(self, gauges: Sequence[Sample]) -> None:
-        """What is not among `gauges` any more becomes 0: Ray forgets a value only with the process that said it."""
+        """The counters so far, and `gauges`. What is not among these any more becomes 0: Ray forgets a value only with
+        the process that said it.
+        """
+        counted, self._counted = self._counted, {}
+        for (name, labels), value in counted.items():
+            if value > 0:  # Ray refuses to add nothing
+                self._counters[name].inc(value, dict(zip(_LABELS[name], labels, strict=True)))
         for gauge in gauges:
             self._gauges[gauge.metric.name].set(gauge.value, dict(zip(gauge.metric.labels, gauge.labels, strict=True)))
         shown = {(gauge.metric.name, gauge.labels) for gauge in gauges}
         for name, labels in self._shown - shown:
-            metric = next(metric for metric in TABLE if metric.name == name)
-            self._gauges[name].set(0.0, dict(zip(metric.labels, labels, strict=True)))
+            self._gauges[name].set(0.0, dict(zip(_LABELS[name], labels, strict=True)))
         self._shown = shown

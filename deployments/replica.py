@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
@@ -39,6 +40,7 @@ from protocols.errors import (
 )
 from protocols.events import Failed, Frame
 from protocols.request import Request
+from protocols.sink import Sink, watched
 
 logger = logging.getLogger(__name__)
 
@@ -209,18 +211,20 @@ class Replica:
         try:
             request = _request.decode(run.request)
             name = request.id
-            async with aclosing(self._frames(request)) as frames, self._book.enter(read_hint(run.hint)) as entry:
-                async for frame in frames:
-                    entry.observe(frame)
-                    link.push(run.stream, frame)
+            async with self._book.enter(read_hint(run.hint)) as entry:
+                sink = watched(partial(link.push, run.stream), entry.observe)
+                async with aclosing(self._frames(request, sink)) as frames:
+                    async for frame in frames:
+                        entry.observe(frame)
+                        link.push(run.stream, frame)
         except Exception as error:
             link.push(run.stream, _failed(_logged(error, name)))
         link.push(run.stream, self._ongoing)
 
-    async def _frames(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def _frames(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         self._streams += 1
         try:
-            async with aclosing(self._backend.generate(request)) as frames:
+            async with aclosing(self._backend.generate(request, sink)) as frames:
                 async for frame in frames:
                     yield frame
         except Exception as error:

@@ -17,8 +17,13 @@ from protocols.events import Event, Failed, Frame
 from protocols.openai_responses import Recorder, ResponsesOptions, StoredResponse
 from protocols.openai_shared import input_token_count
 from protocols.request import Request
+from protocols.sink import Sink, watched
 
 logger = logging.getLogger(__name__)
+
+
+Run = Callable[[Sink | None], AsyncGenerator[Frame, None]]
+"""Begins a generation whose frames may go to that sink."""
 
 
 class ResponseMemory:
@@ -41,12 +46,18 @@ class ResponseMemory:
         return openai_responses.decode(draft, request_id, stored)
 
     async def recorded(
-        self, call: Call[ResponsesOptions], stamp: Stamp, owner: str, frames: AsyncGenerator[Frame, None]
+        self, call: Call[ResponsesOptions], stamp: Stamp, owner: str, run: Run, sink: Sink | None = None
     ) -> AsyncGenerator[Frame, None]:
-        """`frames`, and before the last of them the response is stored: the next request may come at once."""
+        """The frames of `run`. Before the last of them the response is stored: the next request may come at once."""
         recorder = Recorder(call, stamp, owner) if call.options.store else None
         begun = False
-        async with aclosing(frames):
+
+        def note(frame: Frame) -> None:
+            if recorder is not None:
+                for event in frame.events:
+                    recorder.feed(event)
+
+        async with aclosing(run(watched(sink, note))) as frames:
             try:
                 async for frame in frames:
                     if recorder is not None:

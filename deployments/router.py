@@ -123,6 +123,9 @@ class ModelRouter(RequestRouter):
 
     async def _ranks(self, candidates: list[RunningReplica], pending: PendingRequest) -> list[list[RunningReplica]]:
         hint, name = _hint(pending), pending.metadata.internal_request_id
+        if len(candidates) == 1:
+            self._policy.take(name, hint.key, candidates[0].replica_id.unique_id, time.monotonic())
+            return [candidates]
         broken = frozenset() if self._asks is None else frozenset(self._asks.broken(self.app_name))
         if broken != self._masked:
             self._mask(broken)

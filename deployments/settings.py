@@ -353,7 +353,12 @@ _RAY_DEFAULTS = {
     # Serve ends a proxy that is not ready after this long, 5 s if nobody says otherwise: a busy machine takes more.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Serve's controller looks over everything this often; with its 0.1 s it is the busiest process of an idle machine.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # What Serve's processes count reaches their gauges this often; with its 0.1 s it is a third of what they do idly.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+    # Ray looks for new log files of its workers ten times a second, in case somebody wants to see them printed.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "5",
     # Nothing leaves the machine unless its owner says so.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -376,6 +381,9 @@ def export_ray_environment(front: Front) -> None:
     """Set what Ray reads at import, for this process and the cluster it starts. Values the user has set are kept."""
     for name, value in (_RAY_DEFAULTS | VLLM_ENV | _FRONT[front]).items():
         os.environ.setdefault(name, value)
+    if front == "haproxy":
+        # Serve's 4 threads, on a small machine, wake each other up instead of working.
+        os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", str(min(max((os.cpu_count() or 1) // 2, 1), 4)))
 
 
 VLLM_ENV = {

@@ -17,6 +17,7 @@ from protocols.calls import Adapter, Embedding, EmbeddingRequest, Relevance, Rer
 from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError
 from protocols.events import Event, Frame
 from protocols.request import LoraScale, Request
+from protocols.sink import Sink
 
 
 class FakeBackend(Unsupported):
@@ -47,13 +48,13 @@ class FakeBackend(Unsupported):
             pooling="mean",
         )
 
-    def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         # Taken at the call, not at the first frame: tests count on the order of their calls.
         script = self._scripts.popleft() if self._scripts else None
-        return self._generate(request, script, self._take_fault() if script is None else None)
+        return self._generate(request, script, self._take_fault() if script is None else None, sink)
 
     async def _generate(
-        self, request: Request, script: list[Event | Frame] | None, fault: FakeFault | None
+        self, request: Request, script: list[Event | Frame] | None, fault: FakeFault | None, sink: Sink | None
     ) -> AsyncGenerator[Frame, None]:
         loop = self._engine.alive()
         if "generate" not in self._settings.tasks:
@@ -66,7 +67,7 @@ class FakeBackend(Unsupported):
             source = Generated(request, prompt_tokens, self._settings, fault, loop.time, adapters)
         else:
             source = Scripted(script)
-        stream = Stream(source, request, prompt_tokens)
+        stream = Stream(source, request, prompt_tokens, sink)
         try:
             self._engine.enter(stream, loop)
             while (item := await stream.made.get()) is not None:

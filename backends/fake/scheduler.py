@@ -13,12 +13,13 @@ from backends.mailbox import Mailbox
 from protocols.errors import ServingError, Unavailable
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 
 
 class Stream:
     """One request inside the engine, and what its consumer reads: frames, then an error or None for the end."""
 
-    def __init__(self, source: Source, request: Request, prompt_tokens: int) -> None:
+    def __init__(self, source: Source, request: Request, prompt_tokens: int, sink: Sink | None) -> None:
         self.source = source
         self.request = request
         self.prompt_tokens = prompt_tokens
@@ -26,7 +27,7 @@ class Stream:
         self.gone: asyncio.Event | None = None  # made by whoever waits for it to leave its slot
         self.generated = 0
         self.ready_at = 0.0
-        self.made: Mailbox[Frame | ServingError | None] = Mailbox()
+        self.made: Mailbox[Frame | ServingError | None] = Mailbox(sink)
 
 
 class Scheduler:

@@ -41,6 +41,7 @@ from protocols.calls import (
 from protocols.errors import ContextOverflow, InvalidRequest, NotSupported, ServingError, Unavailable
 from protocols.events import Echo, Finished, Frame, SpeculationKind
 from protocols.request import ChatPrompt, LoraScale, Request, TokenBias
+from protocols.sink import Sink
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class LlamaCppBackend(Unsupported):
     def card(self) -> ModelCard:
         return self._alive()[0].card
 
-    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         loaded, engine, generating = self._generating()
         _check_slots(request, loaded.card.slots)
         check_limits(request)
@@ -105,7 +106,8 @@ class LlamaCppBackend(Unsupported):
                 speculate=speculation != "off",
                 parser=prepared.parser,
                 shown=prepared.shown,
-            )
+            ),
+            sink,
         )
         open_choices = request.n
         try:

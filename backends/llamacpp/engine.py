@@ -45,6 +45,7 @@ from backends.llamacpp.runner import Runner
 from backends.llamacpp.sequence import Generation
 from backends.llamacpp.streams import Call, Receiver, Result, Stream
 from protocols.errors import InternalError, ServingError, Unavailable
+from protocols.sink import Sink
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +108,13 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, generation: Generation) -> Stream:
+    def submit(self, generation: Generation, sink: Sink | None = None) -> Stream:
         """Only where there is a runner."""
         assert self._runner is not None
         if generation.slot.shift is None:
             slot = msgspec.structs.replace(generation.slot, shift=self._context_shift)
             generation = msgspec.structs.replace(generation, slot=slot)
-        stream = Stream(generation)
+        stream = Stream(generation, sink)
         self._send(stream, partial(self._runner.submit, stream))
         self._arrivals.generation(generation)
         return stream

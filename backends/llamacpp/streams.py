@@ -14,6 +14,7 @@ from backends.mailbox import Mailbox
 from backends.pooling import Matrix
 from protocols.errors import ServingError
 from protocols.events import Frame
+from protocols.sink import Sink
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -30,9 +31,9 @@ class Receiver(Protocol[T_contra]):
 class Stream:
     """One generation: the frames it has produced, then an error if it failed."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, sink: Sink | None = None) -> None:
         self.generation = generation
-        self.items: Mailbox[Frame | ServingError] = Mailbox()
+        self.items: Mailbox[Frame | ServingError] = Mailbox(sink)
 
     def receive(self, item: Frame | ServingError) -> None:
         self.items.put(item)

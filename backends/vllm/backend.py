@@ -53,6 +53,7 @@ from protocols.errors import (
 )
 from protocols.events import Echo, FinishReason, Frame, Started
 from protocols.request import ChatPrompt, GbnfConstraint, LoraScale, Request
+from protocols.sink import Sink
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ class VllmBackend(Unsupported):
     def card(self) -> ModelCard:
         return self._alive().card
 
-    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         loaded = self._generating()
         check_request(request, self._settings.max_logprobs)
         adapter = self._adapter(request)

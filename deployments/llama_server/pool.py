@@ -15,6 +15,7 @@ from protocols.card import ModelCard
 from protocols.errors import NotSupported
 from protocols.events import Frame
 from protocols.request import ChatPrompt, Prompt, Reasoning, Request, Sampling
+from protocols.sink import Sink
 
 
 class OneModelPool:
@@ -29,8 +30,8 @@ class OneModelPool:
     def models(self) -> Sequence[ModelEntry]:
         return [self._entry]
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        async with aclosing(self._pool.stream(self._completed(request))) as frames:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        async with aclosing(self._pool.stream(self._completed(request), sink)) as frames:
             async for frame in frames:
                 yield frame
 

@@ -16,6 +16,7 @@ from protocols.calls import AnswerT, GetAllStats, GetCard, Question, ReplicaStat
 from protocols.errors import Unavailable
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 
 _TOTALS = [name for name in BackendStats.__struct_fields__ if name.endswith("_total")]
 
@@ -55,8 +56,8 @@ class SleepingPool:
     def models(self) -> Sequence[ModelEntry]:
         return [ModelEntry(self._model, 0)]
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        async with self._awake() as pool, aclosing(pool.stream(request)) as frames:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        async with self._awake() as pool, aclosing(pool.stream(request, sink)) as frames:
             async for frame in frames:
                 yield frame
 

@@ -72,6 +72,7 @@ class Load:
 
     def reserve(self, request: str, slot: int, seconds: float, now: float) -> None:
         with self._lock:
+            self._expire(now)
             self._drop(request, now)
             self._hold(request, slot, max(seconds, 0.0), now)
 

@@ -289,6 +289,19 @@ class Policy:
         off_primary = bool(plan.owners) and plan.owners[0] != slot
         return Intent(VERSION, key.rungs[-1], anchor, int(uncached), off_primary)
 
+    def take(self, request: str, key: PrefixKey, replica: str, now: float) -> None:
+        """`request` goes to `replica`, as there is no other. What `plan` and `charge` keep of it is kept: another one
+        may come. It is not told: nobody asks the only one there is.
+        """
+        slot = self._fleet.slot_of.get(replica)
+        if slot is None:
+            return
+        tokens = max(key.size / (1.0 if key.in_tokens else self._units_per_token), 1.0)
+        self._load.reserve(request, slot, tokens / self._fleet.rate.item(slot), now)
+        if self._fleet.keyed[slot] and key.rungs:
+            self._count(key, now)
+            self._index.claim(key.rungs, slot, now)
+
     def accepted(self, request: str, replica: str, now: float) -> None:
         """The replica that took it, which may be another one than was charged."""
         slot = self._fleet.slot_of.get(replica)
@@ -320,10 +333,7 @@ class Policy:
 
     def _find_holders(self, plan: Plan, units: float, now: float) -> None:
         key, fleet = plan.key, self._fleet
-        counted = [key.rungs[index] for index in key.trunk]
-        if key.affinity:
-            counted.append(key.affinity)
-        self._sketch.count(counted, now)
+        self._count(key, now)
         plan.place = place(key, self._sketch, fleet.speaking)
         depth = 0
         if plan.place is not None:
@@ -338,6 +348,12 @@ class Policy:
         found = self._index.deepest(key.rungs, depth, believed_since)
         plan.held = {slot: key.ends[deepest - 1] / units for slot, deepest in found.items()}
         plan.evidence = list(found)
+
+    def _count(self, key: PrefixKey, now: float) -> None:
+        counted = [key.rungs[index] for index in key.trunk]
+        if key.affinity:
+            counted.append(key.affinity)
+        self._sketch.count(counted, now)
 
     def _guess_owners(self, plan: Plan, units: float) -> None:
         """Nobody can be asked: owners are thought to hold a part, unless this gateway knows who does."""

@@ -18,6 +18,7 @@ from protocols.errors import NotSupported
 from protocols.events import Finished, Frame, Started, TextDelta, Usage
 from protocols.request import ChatPrompt, Request, TextPart
 from protocols.request import Message as ChatMessage
+from protocols.sink import Sink
 from protocols.sse import ServerSentEvent, SseParser
 
 WITHIN_S = 10.0
@@ -116,7 +117,7 @@ class ScriptedPool:
             await step.wait()
         return 3
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         self.requests.append(request)
         self.open += 1
         try:

@@ -23,6 +23,7 @@ from deployments.settings import GatewaySettings
 from protocols.errors import ModelNotFound
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 from tests.deployments.http_support import CHAT, MODELS, USER, app, client
 from tests.deployments.key_support import ALICE, BOB, ROOT, bearer, entry, write_keys
 from tests.deployments.support import HELLO, Exchange, ScriptedPool, Step, chat_body, eventually
@@ -226,10 +227,10 @@ async def test_who_looks_on_sees_of_other_keys_models_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(("path", "body"), ASKED)
 async def test_another_keys_model_is_as_one_that_there_is_not(keys: Path, path: str, body: dict[str, Any]) -> None:
     class Pool(ScriptedPool):
-        def stream(self, request: Any) -> Any:
+        def stream(self, request: Any, sink: Sink | None = None) -> Any:
             if request.model == "gone":
                 raise ModelNotFound.of("gone", ["m", "secret"])
-            return super().stream(request)
+            return super().stream(request, sink)
 
         async def call(self, call: Any) -> Any:
             if call.model == "gone":
@@ -369,9 +370,9 @@ class HeldBackend(FakeBackend):
         super().__init__(settings)
         self.go = asyncio.Event()
 
-    async def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         await self.go.wait()
-        async with aclosing(super().generate(request)) as frames:
+        async with aclosing(super().generate(request, sink)) as frames:
             async for frame in frames:
                 yield frame
 

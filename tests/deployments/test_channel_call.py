@@ -197,7 +197,7 @@ async def test_an_answer_without_an_end_is_lost(
 ) -> None:
     replica = await started()
 
-    async def frames(_: Request) -> AsyncGenerator[Frame, None]:
+    async def frames(_: Request, sink: object) -> AsyncGenerator[Frame, None]:
         yield Frame((), (1,))
 
     monkeypatch.setattr(replica, "_frames", frames)

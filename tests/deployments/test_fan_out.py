@@ -17,6 +17,7 @@ from protocols.codec import Call
 from protocols.errors import BackendLost, Overloaded
 from protocols.events import Finished, Frame, Started, TextDelta
 from protocols.request import Request
+from protocols.sink import Sink
 from tests.deployments.support import (
     HELLO,
     STARTED,
@@ -41,8 +42,8 @@ class PoolOfTexts:
     def models(self) -> Sequence[ModelEntry]:
         return ()
 
-    def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
-        return self._pools[request.prompt.messages[0].text].stream(request)  # type: ignore[union-attr]
+    def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        return self._pools[request.prompt.messages[0].text].stream(request, sink)  # type: ignore[union-attr]
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         raise NotImplementedError

@@ -20,6 +20,7 @@ from deployments.local import LocalPool
 from deployments.settings import GatewaySettings
 from protocols.events import Event, Finished, Started, TextDelta, Usage
 from protocols.request import ChatPrompt, JsonSchemaConstraint, Request, ToolChoice
+from protocols.sink import Sink
 from tests.protocols.scripts import COMPLETE, LOGPROBS, SCRIPTS, TWO_CHOICES
 from tests.protocols.wire import Wire
 
@@ -44,9 +45,9 @@ class RecordingBackend(FakeBackend):
         super().__init__(settings)
         self.requests: list[Request] = []
 
-    def generate(self, request: Request) -> Any:
+    def generate(self, request: Request, sink: Sink | None = None) -> Any:
         self.requests.append(request)
-        return super().generate(request)
+        return super().generate(request, sink)
 
 
 @asynccontextmanager

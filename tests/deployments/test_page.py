@@ -23,6 +23,7 @@ from deployments.settings import GatewaySettings
 from protocols.calls import AnswerT, Question
 from protocols.events import Frame
 from protocols.request import Request
+from protocols.sink import Sink
 from tests.deployments import chromium
 from tests.deployments.chromium import Chromium
 from tests.deployments.http_support import app, client
@@ -72,7 +73,7 @@ class Scaled:
     def models(self) -> Sequence[ModelEntry]:
         return [ModelEntry("first", 7), ModelEntry("second", 7, replicas=self.replicas)]
 
-    async def stream(self, request: Request) -> AsyncGenerator[Frame, None]:
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         async with aclosing(self.backends[request.model].generate(request)) as frames:
             async for frame in frames:
                 yield frame

@@ -40,8 +40,13 @@ def test_counters_and_histograms_take_values(recorded: Recorded) -> None:
     sink.add(metrics.OUTPUT_TOKENS, ("m", "d"), 3)
     sink.add(metrics.OUTPUT_TOKENS, ("m", "d"), 0)
     sink.add(metrics.HIT_RATIO, ("m", "d"), 0)
+    sink.add(metrics.OUTPUT_TOKENS, ("m", "d"), 4)
     of = {"model": "m", "dialect": "d"}
-    assert recorded == [("tokenyard_output_tokens_total", 3, of), ("tokenyard_prefix_hit_ratio", 0, of)]
+    assert recorded == [("tokenyard_prefix_hit_ratio", 0, of)]
+    sink.show([])
+    assert recorded[1:] == [("tokenyard_output_tokens_total", 7, of)]
+    sink.show([])
+    assert len(recorded) == 2
 
 
 def test_a_gauge_that_is_no_more_becomes_0_once(recorded: Recorded) -> None:

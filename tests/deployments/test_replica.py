@@ -180,7 +180,7 @@ async def test_a_backend_that_breaks_is_an_internal_error_whose_detail_stays_her
 ) -> None:
     replica = await started()
 
-    async def broken(_: Request) -> AsyncGenerator[Frame, None]:
+    async def broken(_: Request, sink: object) -> AsyncGenerator[Frame, None]:
         raise ZeroDivisionError("secret detail")
         yield
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from protocols.codec import Stamp
 from protocols.errors import ContextOverflow, Unavailable
 from protocols.events import Finished, TextDelta, ToolCallDelta, ToolCallEnded, ToolCallStarted, Usage
 from protocols.request import ChatPrompt, Request
+from protocols.sink import Sink
 from protocols.sse import KEEPALIVE
 from tests.deployments.support import HELLO, STARTED, Exchange, ScriptedPool, sse_events, text
 from tests.protocols.openai_responses.support import AGENTS, FUNCTION, PATCH, SEARCH, read
@@ -91,9 +93,9 @@ class _Seen(LocalPool):
         super().__init__({"m": served.backend}, {"m": 8})
         self._served = served
 
-    def stream(self, request: Request) -> Any:
+    def stream(self, request: Request, sink: Sink | None = None) -> Any:
         self._served.requests.append(request)
-        return super().stream(request)
+        return super().stream(request, sink)
 
 
 def settings(path: Path) -> GatewaySettings:
@@ -406,9 +408,9 @@ async def test_a_stream_that_broke_for_no_known_reason_is_kept_as_failed(tmp_pat
 async def test_a_response_that_was_completed_stays_so_whatever_comes_behind_it(tmp_path: Path) -> None:
     memory = ResponseMemory(create(settings(tmp_path).response_store))
     call = await memory.decode(b'{"model": "m", "input": "Hi", "stream": true}', "r1", "")
-    frames = ScriptedPool([*HELLO, ZeroDivisionError("late")]).stream(call.request)
+    pool = ScriptedPool([*HELLO, ZeroDivisionError("late")])
     with pytest.raises(ZeroDivisionError):
-        async for _ in memory.recorded(call, Stamp("a", 1), "", frames):
+        async for _ in memory.recorded(call, Stamp("a", 1), "", partial(pool.stream, call.request)):
             pass
     assert json.loads(await memory.retrieve("resp_a", "", b""))["status"] == "completed"
     await memory.aclose()

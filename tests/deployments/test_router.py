@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -144,7 +145,18 @@ async def chosen(router: ModelRouter, name: str, prompt: PrefixKey | None = None
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
+async def test_the_only_replica_is_the_only_rank() -> None:
+    """Each rank is tried: a full one would be asked twice. What it was sent is known when a second one comes."""
+    a, b = replica("a"), replica("b")
+    made = router(a)
+    assert await ranks(made, pending("q", key(1, 2))) == [["a"]]
+    made.update_replicas([a, b])
+    assert counts(made) == {"a": 1}
+    assert made._policy.plan(key(1, 2, 3), time.monotonic()).evidence
+    made._policy.check_integrity()
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
 async def test_ranks_are_the_best_ones_then_everybody(count: int) -> None:
     """One full or slow replica must not hold a request that others could run."""
     replicas = [replica(f"r{i}") for i in range(count)]
@@ -224,7 +236,7 @@ async def test_a_request_without_a_usable_hint_is_routed_too(kwargs: dict[str, A
     request = pending("q")
     request.kwargs = kwargs
     made = router(replica("a"))
-    assert await ranks(made, request) == [["a"], ["a"]]
+    assert await ranks(made, request) == [["a"]]
     assert counts(made) == {"a": 1}
 
 

@@ -15,6 +15,7 @@ from deployments.middleware import ASGIApp
 from deployments.settings import GatewaySettings, SqliteStoreSettings
 from protocols.events import Finished, Frame, Started, TextDelta, Usage
 from protocols.request import ChatPrompt, Request
+from protocols.sink import Sink
 from tests.deployments.support import Exchange
 from tests.protocols.dialects import Chat, Dialect, Messages, Native, NativeChat, Responses
 
@@ -33,9 +34,9 @@ WORDS = 200_000
 class Remembering(FakeBackend):
     last: Request
 
-    def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         self.last = request
-        return super().generate(request)
+        return super().generate(request, sink)
 
     @property
     def prompt(self) -> ChatPrompt:

@@ -25,6 +25,7 @@ from deployments.settings import GatewaySettings, SqliteStoreSettings
 from protocols.calls import AnswerT, ModelCall, Question
 from protocols.events import Event, Frame
 from protocols.request import Request
+from protocols.sink import Sink
 from tests.deployments.support import Exchange
 from tests.fuzz import mutations
 from tests.fuzz.judge import Sent, judge
@@ -44,12 +45,12 @@ class BriefBackend(FakeBackend):
 
     script: Iterable[Event] | None = None
 
-    def generate(self, request: Request) -> AsyncGenerator[Frame, None]:
+    def generate(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
         if self.script is not None:
             self.enqueue(self.script)
         request = _over_the_wire(request)
         tokens = MAX_TOKENS if request.max_tokens is None else min(request.max_tokens, MAX_TOKENS)
-        return super().generate(msgspec.structs.replace(request, max_tokens=tokens))
+        return super().generate(msgspec.structs.replace(request, max_tokens=tokens), sink)
 
 
 class WirePool(LocalPool):
