@@ -19,7 +19,7 @@ from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from deployments import garbage, ray_compat
+from deployments import garbage, http_protocol, ray_compat
 from deployments.autoscaling import POLICY
 from deployments.gateway import GatewayReplica
 from deployments.held import Held
@@ -95,6 +95,7 @@ class _Gateway:
         _log_with_serve()
         logging.getLogger("tokenyard.request").disabled = not settings.request_log
         ray_compat.leave_disconnects_to_the_app()
+        http_protocol.install()
         self._gateway = GatewayReplica(settings)
         self._app = await self._gateway.start()
         garbage.freeze()

@@ -332,7 +332,7 @@ class Inbox:
 
     def add(self, frame: Frame) -> None:
         """As `put`, where more may come at once: nobody hears of it before `deliver`."""
-        if self._error is not None or self.ended:
+        if self._error is not None or self._unfinished <= 0:
             return
         if len(self._frames) >= self._limit:
             self._frames.clear()
@@ -349,16 +349,19 @@ class Inbox:
                 self._unfinished = 0
 
     def deliver(self) -> None:
-        if self._waiter is None or self._waiter.done() or not self._frames:
+        frames = self._frames
+        if self._waiter is None or self._waiter.done() or not frames:
             return
-        if self.sink is None or not all(map(is_middle, self._frames)) or not self._sunk(self.sink):
+        middle = self.sink is not None and (is_middle(frames[0]) if len(frames) == 1 else all(map(is_middle, frames)))
+        if not middle or not self._sunk():
             self._wake()
 
-    def _sunk(self, sink: Sink) -> bool:
-        """Whether `sink` has taken everything. What it raises, the reader raises: all share the connection."""
+    def _sunk(self) -> bool:
+        """Whether the sink has taken everything. What it raises, the reader raises: all share the connection."""
+        assert self.sink is not None
         frame = self._next()
         try:
-            taken = sink(frame)
+            taken = self.sink(frame)
         except Exception as error:
             self._error = error
             return False
@@ -448,12 +451,13 @@ class ReplicaLink(_Framed):
             if self._hub.on_aside is not None:
                 self._hub.on_aside(self, message)
             return
+        inboxes = self._hub.inboxes
         for stream, item in _envelope.decode(message):
             if isinstance(item, int):
                 if (caller := self._callers.get(stream)) is not None:
                     caller.told(item)
                 continue
-            inbox = self._hub.inbox(stream)
+            inbox = inboxes.get(stream)
             if inbox is None:
                 continue  # cancelled meanwhile
             if inbox.replica is None:
@@ -514,7 +518,8 @@ class ChannelHub:
         self._handover_after_s = handover_after_s
         self._max_connections = max_connections
         self._streams = itertools.count(1)
-        self._inboxes: dict[int, Inbox] = {}
+        self.inboxes: dict[int, Inbox] = {}
+        """The open streams, by their numbers."""
         self._keepers: dict[ChannelAddress, asyncio.Task[None]] = {}
         self._replicas: dict[str, dict[str, ChannelAddress]] = {}  # by model and id: those that Serve lists
         self._nodes: dict[str, dict[str, str]] = {}  # theirs, in the same way
@@ -525,19 +530,19 @@ class ChannelHub:
         self._review: asyncio.TimerHandle | None = None
 
     def inbox(self, stream: int) -> Inbox | None:
-        return self._inboxes.get(stream)
+        return self.inboxes.get(stream)
 
     @property
     def streams(self) -> int:
         """How many are open."""
-        return len(self._inboxes)
+        return len(self.inboxes)
 
     def next_stream(self) -> int:
         return next(self._streams)
 
     def open(self, choices: int = 1) -> Inbox:
         """An inbox for one stream of `choices` choices, to be entered."""
-        return Inbox(self.next_stream(), choices, self._limit, self._inboxes)
+        return Inbox(self.next_stream(), choices, self._limit, self.inboxes)
 
     @property
     def connected(self) -> Set[ChannelAddress]:
@@ -575,7 +580,7 @@ class ChannelHub:
 
     def routed(self, stream: int, replica: str) -> None:
         """`replica` has taken the request whose frames go to `stream`. From any thread."""
-        inbox = self._inboxes.get(stream)
+        inbox = self.inboxes.get(stream)
         if inbox is not None:
             inbox.routed_to = replica
 
@@ -626,7 +631,7 @@ class ChannelHub:
             self._uses.clear()
             return
         # Some have a request, and no frame of it has come yet.
-        busy = {inbox.routed_to for inbox in self._inboxes.values()}
+        busy = {inbox.routed_to for inbox in self.inboxes.values()}
         for addresses in self._replicas.values():
             for id_, address in addresses.items():
                 link = None if address in self._chosen or id_ in busy else self._links.get(address)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
+from deployments.settings import export_local_ray_environment
+
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
@@ -98,6 +100,7 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
     if not joined:
         require_free(host, port)
         say("starting a local Ray")
+        export_local_ray_environment()
         ray.init(
             address="local",
             namespace="serve",
@@ -106,6 +109,7 @@ def running_cluster(config: ServeDeploySchema, say: Callable[[str], None], addre
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
         )
+        ray_compat.end_idle_processes()
     ours = False
     try:
         if not ray_compat.serve_is_running():

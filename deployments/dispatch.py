@@ -313,17 +313,26 @@ class Dispatcher:
     async def _first_frame(self, inbox: Inbox, model: str) -> Frame:
         """`DeadlineExceeded` if none comes in time; `Unavailable` once it is known that no replica can start."""
         loop = asyncio.get_running_loop()
-        by = loop.time() + self._settings.first_frame_timeout_s
-        while True:
+        within_s = self._settings.first_frame_timeout_s
+        by = loop.time() + within_s
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal timer
             try:
-                async with asyncio.timeout_at(min(by, loop.time() + LOOK_EVERY_S)):
-                    return await inbox.get()
-            except TimeoutError:
                 if loop.time() >= by:
-                    raise DeadlineExceeded(
-                        f"No replica began to answer within {self._settings.first_frame_timeout_s:g} seconds."
-                    ) from None
+                    raise DeadlineExceeded(f"No replica began to answer within {within_s:g} seconds.")
                 self.catalog.require_startable(model)
+            except ServingError as error:
+                inbox.fail(error)
+            else:
+                timer = loop.call_at(min(by, loop.time() + LOOK_EVERY_S), look)
+
+        timer = loop.call_at(min(by, loop.time() + LOOK_EVERY_S), look)  # each request: `asyncio.timeout` takes longer
+        try:
+            return await inbox.get()
+        finally:
+            timer.cancel()
 
     def _observe_started(self, model: str, key: PrefixKey, frame: Frame) -> None:
         if self._asks is not None and frame.events and isinstance(started := frame.events[0], Started):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import types
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Any
 
+from deployments.eager import Begun, finish
 from deployments.http_answers import ClientGone
 from deployments.middleware import Send
 from deployments.settings import GatewaySettings
 from protocols import sse
 from protocols.codec import Encoder, frame_feed
 from protocols.errors import ServingError
-from protocols.events import Failed, Frame, IllegalEvent
+from protocols.events import Failed, Finished, Frame, IllegalEvent
 
 
 class EventStream:
@@ -28,9 +28,16 @@ class EventStream:
     """
 
     def __init__(
-        self, send: Send, encoder: Encoder, settings: GatewaySettings, keepalive_s: float | None = None
+        self,
+        send: Send,
+        encoder: Encoder,
+        settings: GatewaySettings,
+        keepalive_s: float | None = None,
+        chunks: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """`chunks` writes what need not wait, if it can (`http_protocol.ChunkWriter`)."""
         self._send = send
+        self._chunks = chunks
         self._encoder = encoder
         self._feed = frame_feed(encoder)
         self._settings = settings
@@ -44,6 +51,8 @@ class EventStream:
         self._rest_of_write: asyncio.Task[None] | None = None
         self._block: asyncio.Task[Any] | None = None
         self._stalled = False
+        self._last = b""
+        """Of a choice that is complete."""
         self.started = False
 
     async def __aenter__(self) -> EventStream:
@@ -52,37 +61,43 @@ class EventStream:
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in (self._beat, self._rest_of_write):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._stalled and self._block is not None and self._block.uncancel() == 0:
-            raise ClientGone from None
-        if exc_type is None:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            if exc_type is None:
+                await self._end()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in (self._beat, self._rest_of_write):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            if self._stalled and self._block is not None and self._block.uncancel() == 0:
+                raise ClientGone from None
 
     async def write(self, frame: Frame) -> None:
-        await self._put(self._feed(frame))
+        data = self._feed(frame)
+        if self.started and frame.events and type(frame.events[-1]) is Finished:
+            self._last += data  # leaves with the end of the answer, or with what comes before that
+        else:
+            await self._put(data)
 
     def take(self, frame: Frame) -> bool:
         """Write it from where nobody can wait, which most writes need not. False where it has to be written by `write`.
 
         A task that is woken for every token costs more than the token's way from the channel to the socket.
         """
-        if not self.started or self._lock.locked() or self._rest_of_write is not None:
+        if not self.started or self._last or self._lock.locked() or self._rest_of_write is not None:
             return False
         if not (data := self._feed(frame)):
             return True
         self._last_write = self._loop.time()
-        writing = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
-        try:
-            waits_for = next(writing)
-        except StopIteration:
+        if self._chunks is not None and self._chunks(data):
+            return True
+        writing = Begun(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        if writing.done:
             return True
         self._writing_since = self._last_write
-        self._rest_of_write = self._loop.create_task(_rest(writing, waits_for))
+        self._rest_of_write = self._loop.create_task(finish(writing))
         self._rest_of_write.add_done_callback(self._written)
         return True
 
@@ -98,6 +113,14 @@ class EventStream:
             return
         await self._put(data)
 
+    async def _end(self) -> None:
+        async with self._lock:
+            if self._rest_of_write is not None:
+                await self._rest_of_write
+            self._writing_since = self._loop.time()
+            await self._send({"type": "http.response.body", "body": self._last, "more_body": False})
+            self._writing_since = None
+
     async def _put(self, data: bytes) -> None:
         async with self._lock:
             if self._rest_of_write is not None:
@@ -107,6 +130,7 @@ class EventStream:
                 self.started = True
                 self._arm(self._rest)
                 await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            data, self._last = self._last + data, b""
             if data:
                 self._last_write = now
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -138,20 +162,6 @@ class EventStream:
             data = self._encoder.keepalive() if self._keepalive_s < math.inf else b""  # headers alone are no keep-alive
             self._beat = self._loop.create_task(self._put(data))
         self._arm(delay)
-
-
-async def _rest(writing: Generator[Any, None, Any], waits_for: Any) -> None:
-    """Bring a write to its end that has begun outside of any task."""
-    await _going_on(writing, waits_for)
-
-
-@types.coroutine
-def _going_on(writing: Generator[Any, None, Any], waits_for: Any) -> Generator[Any, None, None]:
-    try:
-        yield waits_for
-        yield from writing
-    finally:
-        writing.close()
 
 
 _STREAM_HEADERS = [

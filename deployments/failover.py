@@ -85,12 +85,12 @@ class Journey:
         self._begun = True
         choice = frame.choice - self._request.choice
         self._tokens[choice] += frame.tokens
-        if _TURNS.isdisjoint(map(type, frame.events)):  # as nearly all are
-            if frame.events:
-                self._answering[choice] = True
+        events = frame.events
+        if len(events) == 1 and type(events[0]) not in _TURNS:  # as nearly all are
+            self._answering[choice] = True
             return frame
-        events = tuple(event for event in frame.events if self._is_news(event, choice))
-        return frame if len(events) == len(frame.events) else Frame(events, frame.tokens, frame.choice)
+        news = tuple(event for event in events if self._is_news(event, choice))
+        return frame if len(news) == len(events) else Frame(news, frame.tokens, frame.choice)
 
     def _is_news(self, event: Event, choice: int) -> bool:
         match event:

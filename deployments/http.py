@@ -27,6 +27,7 @@ from deployments.http_answers import (
     send_error,
     send_json,
 )
+from deployments.http_protocol import ChunkWriter, chunk_writer
 from deployments.middleware import REQUEST_ID, ASGIApp, Receive, RequestId, Scope, Send
 from deployments.models import ModelEntry, ModelPool, the_only_model
 from deployments.monitor import Monitor
@@ -204,7 +205,7 @@ class HttpApp:
                     run = functools.partial(memory.recorded, call, stamp, owner, run)
                 async with cancelled_when_client_leaves(receive):
                     if call.stream:
-                        await self._stream(codec, call, stamp, run, send)
+                        await self._stream(codec, call, stamp, run, send, chunk_writer(scope))
                     else:
                         await self._complete(codec, call, stamp, run(None), send)
 
@@ -221,9 +222,11 @@ class HttpApp:
                 collector.feed_frame(frame)
         await send_json(send, 200, codec.render(call, stamp, collector.result()))
 
-    async def _stream(self, codec: Codec[Any], call: Call[Any], stamp: Stamp, run: Run, send: Send) -> None:
+    async def _stream(
+        self, codec: Codec[Any], call: Call[Any], stamp: Stamp, run: Run, send: Send, chunks: ChunkWriter | None
+    ) -> None:
         record, encoder = request_log.current(), codec.encoder(call, stamp)
-        async with EventStream(send, encoder, self._settings, call.keepalive_s) as out:
+        async with EventStream(send, encoder, self._settings, call.keepalive_s, chunks) as out:
             try:
                 async with aclosing(run(watched(out.take, record.observe))) as frames:
                     async for frame in frames:

@@ -10,7 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from deployments.http_protocol import ChunkingProtocol
 
 HEAD_WITHIN_S = 10.0
 """From the connection, or the first byte of a later request on it, to the end of the headers."""
@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of what is not over yet: a larger one that comes at once is left to `max_header_bytes`, which says so better."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(ChunkingProtocol):
     """One connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from deployments import content_encoding
+from deployments.eager import Begun
 from protocols.errors import PayloadTooLarge, RequestTimeout
 
 Scope = MutableMapping[str, Any]
@@ -72,11 +73,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int, within_s: float)
     `PayloadTooLarge` past `limit` bytes, on the wire or out of it; `RequestTimeout` if it is not all there in time.
     """
     names = content_encoding.codings(header(scope, b"content-encoding"))
-    try:
-        async with asyncio.timeout(within_s):
-            body = await _received(receive, limit)
-    except TimeoutError:
-        raise RequestTimeout(f"The request body did not arrive within {within_s:g} seconds.") from None
+    receiving = Begun(_received(receive, limit))
+    if not receiving.done:  # of a small one the server has mostly everything when it has the headers
+        try:
+            async with asyncio.timeout(within_s):
+                await receiving
+        except TimeoutError:
+            raise RequestTimeout(f"The request body did not arrive within {within_s:g} seconds.") from None
+    body = receiving.value
     if not names or body is None:
         return body
     if len(body) <= _INLINE_SIZE:

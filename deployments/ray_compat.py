@@ -67,6 +67,16 @@ def cluster_answers(address: str) -> bool:
     return True
 
 
+def end_idle_processes() -> None:
+    """Of the cluster that this process has started: Ray's minimal dashboard, what looks for output of workers to print
+    it, and the scaler of nodes. None of them has anything to do here, and each takes a hundred MB to look around.
+    """
+    node = worker._global_node
+    assert node is not None, "a cluster was started"
+    for end in (node.kill_dashboard, node.kill_log_monitor, node.kill_monitor):
+        end(check_alive=False)
+
+
 def streaming_handle(handle: DeploymentHandle[Any], *, by_reference: bool) -> DeploymentHandle[Any]:
     """`handle` for generator methods: over gRPC, or (`by_reference`) through the object store.
 

@@ -356,9 +356,6 @@ _RAY_DEFAULTS = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     # What Serve's processes count reaches their gauges this often; with its 0.1 s it is a third of what they do idly.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
-    # Ray looks for new log files of its workers ten times a second, in case somebody wants to see them printed.
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "LOG_NAME_UPDATE_INTERVAL_S": "5",
     # Nothing leaves the machine unless its owner says so.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -384,6 +381,20 @@ def export_ray_environment(front: Front) -> None:
     if front == "haproxy":
         # Serve's 4 threads, on a small machine, wake each other up instead of working.
         os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", str(min(max((os.cpu_count() or 1) // 2, 1), 4)))
+
+
+_LOCAL_DEFAULTS = {
+    # Both are for Ray's dashboard, which a cluster that is started here has not: what each actor call did, and what
+    # the machine and its processes take.
+    "RAY_task_events_report_interval_ms": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",
+}
+
+
+def export_local_ray_environment() -> None:
+    """The same, behind `export_ray_environment`, for a cluster that this process starts for itself."""
+    for name, value in _LOCAL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 VLLM_ENV = {

@@ -209,6 +209,8 @@ def stop(fields: SamplingFields) -> tuple[str, ...]:
 
 
 def sampling(fields: SamplingFields) -> Sampling:
+    if fields.model_fields_set.isdisjoint(Sampling.__struct_fields__):
+        return _UNSAID
     given = {name: getattr(fields, name) for name in _SAME_NAME}
     breakers = fields.dry_sequence_breakers
     return Sampling(
@@ -219,6 +221,8 @@ def sampling(fields: SamplingFields) -> Sampling:
         logit_bias=None if fields.logit_bias is None else logit_biases(fields.logit_bias) or None,
     )
 
+
+_UNSAID = Sampling()
 
 _SAME_NAME = tuple(
     name for name in Sampling.__struct_fields__ if name not in ("dry_sequence_breakers", "samplers", "logit_bias")

@@ -85,6 +85,7 @@ class _Choice:
         self._assembler = Assembler(request.stop, index, parser=parser)
         for position, token in enumerate(request.resume):
             self._feed(position, token)
+        self.ended = self._is_over()
 
     @property
     def reason(self) -> FinishReason:
@@ -102,9 +103,8 @@ class _Choice:
     def truncated(self) -> bool:
         return self.reason == "length" and self._fills_context
 
-    @property
-    def ended(self) -> bool:
-        return self.stop_sequence is not None or self._assembler.stop_now or self.position >= self._limit
+    def _is_over(self) -> bool:
+        return self.position >= self._limit or self.stop_sequence is not None or self._assembler.stop_now
 
     def _feed(self, position: int, token: int) -> list[Event]:
         text = f"{self._piece}{token}" if self._writing is None else self._writing.pieces[position]
@@ -117,6 +117,7 @@ class _Choice:
         token = token_at(self._key, self.position, self.index)
         events = self._feed(self.position, token)
         self.position += 1
+        self.ended = self._is_over()
         # "text held back for a possible stop word is lost in streams when the limit ends generation …. Flush it."
         return (events + self._assembler.finish(self._reason) if self.ended else events), (token,)
 

@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray import serve
 from ray._common.usage import usage_constants
-from ray._private import log_monitor, services, worker
+from ray._private import services, worker
 from ray._private.accelerators import accelerator
 from ray.serve import context
 from ray.serve._private import api, constants, default_impl, replica
@@ -380,7 +380,7 @@ def test_the_environment_we_set_is_environment_ray_reads(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "environ", environment)
     settings.export_ray_environment("python")
     settings.export_ray_environment("haproxy")
-    sources = "".join(inspect.getsource(module) for module in (constants, usage_constants, accelerator, log_monitor))
+    sources = "".join(inspect.getsource(module) for module in (constants, usage_constants, accelerator))
     unread = [
         name
         for name in (environment | settings.GATEWAY_ENV).keys() - settings.VLLM_ENV.keys()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.channel import Inbox
+from deployments.eager import Begun, finish
 from deployments.event_stream import EventStream
 from deployments.http_answers import ClientGone
 from deployments.middleware import Message
@@ -311,3 +312,92 @@ async def test_a_client_that_took_it_is_not(client: Client) -> None:
         client.reading.set()
         await asyncio.sleep(0.8)
         assert out.take(text("c"))
+
+
+async def test_an_answer_ends_behind_what_waits(client: Client) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        async with stream_to(client) as out:
+            await out.write(text("a"))
+            client.reading.clear()
+            assert out.take(text("b"))
+            await out.write(FINISHED)
+            asyncio.get_running_loop().call_later(0.05, client.reading.set)
+        assert client.sent == [b"a", b"b", b""]
+
+
+async def test_a_client_that_never_takes_the_end_is_cut_off(client: Client) -> None:
+    with pytest.raises(ClientGone):
+        async with asyncio.timeout(WITHIN_S), stream_to(client, keepalive_s=0.01, stalled_client_s=0.05) as out:
+            await out.write(text("a"))
+            client.reading.clear()
+            assert out.take(text("b"))
+            await out.write(FINISHED)
+
+
+class Ends(Words):
+    def feed(self, event: Event) -> bytes:
+        return b"<end>" if isinstance(event, Finished) else super().feed(event)
+
+
+async def test_the_last_words_leave_with_the_end(client: Client) -> None:
+    async with EventStream(client.send, Ends(), GatewaySettings()) as out:
+        await out.write(text("a"))
+        await out.write(FINISHED)
+        assert client.sent == [b"a"]
+    assert client.sent == [b"a", b"<end>"]
+
+
+async def test_the_end_of_a_choice_leaves_before_what_another_says(client: Client) -> None:
+    async with EventStream(client.send, Ends(), GatewaySettings()) as out:
+        await out.write(text("a"))
+        await out.write(FINISHED)
+        assert not out.take(text("b", choice=1))
+        await out.write(text("b", choice=1))
+        assert client.sent == [b"a", b"<end>b"]
+
+
+# --- what is begun outside of a task ---------------------------------------------------------------------------------
+
+
+async def test_what_need_not_wait_is_done() -> None:
+    async def answer() -> int:
+        return 7
+
+    begun = Begun(answer())
+    assert begun.done
+    assert begun.value == 7
+    assert await begun == 7
+
+
+async def test_what_waits_is_brought_to_its_end_by_another_task() -> None:
+    ready = asyncio.Event()
+
+    async def answer() -> int:
+        await ready.wait()
+        await asyncio.sleep(0)
+        return 7
+
+    begun = Begun(answer())
+    assert not begun.done
+    task = asyncio.get_running_loop().create_task(finish(begun))
+    await settle()
+    ready.set()
+    assert await asyncio.wait_for(task, WITHIN_S) == 7
+    assert begun.value == 7
+
+
+async def test_what_is_given_up_is_closed() -> None:
+    closed = False
+
+    async def answer() -> None:
+        nonlocal closed
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed = True
+
+    task = asyncio.get_running_loop().create_task(finish(Begun(answer())))
+    await settle()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert closed
