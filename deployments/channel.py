@@ -26,7 +26,6 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Set
-from itertools import takewhile
 from typing import Protocol, cast
 
 import msgspec
@@ -301,6 +300,7 @@ class Inbox:
         self.sink: Sink | None = None
         """Gets what arrives while somebody waits in `get`, if it takes it."""
         self._unfinished = choices
+        self._many = choices > 1
         self._limit = limit
         self._frames: list[Frame] = []  # an empty deque takes 700 bytes more
         self._error: Exception | None = None
@@ -390,10 +390,12 @@ class Inbox:
     def _next(self) -> Frame:
         if len(self._frames) == 1:
             return self._frames.pop()
-        choice = self._frames[0].choice
-        same = list(takewhile(lambda frame: frame.choice == choice, self._frames))
-        del self._frames[: len(same)]
-        return merged(same)
+        frames, self._frames = self._frames, []
+        if self._many:
+            choice = frames[0].choice
+            count = next((at for at, frame in enumerate(frames) if frame.choice != choice), len(frames))
+            frames, self._frames = frames[:count], frames[count:]
+        return merged(frames)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
