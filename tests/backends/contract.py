@@ -27,6 +27,7 @@ from protocols.collect import Choice, Collector, Completion
 from protocols.errors import ContextOverflow, Unavailable
 from protocols.events import Finished, Frame, Started, TextDelta
 from protocols.request import ChatPrompt, Message, Prompt, Request, Sampling, TextPart, TextPrompt
+from protocols.sink import is_middle
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -130,6 +131,42 @@ class BackendContract(ABC):
         if end.timings is not None:
             assert end.timings.predicted_n == 12
             assert end.timings.cache_n + end.timings.prompt_n == end.usage.prompt_tokens
+
+    async def test_a_sink_gets_frames_in_the_readers_stead(self, backend: Backend) -> None:
+        request = self.request()
+        got: list[Frame] = []
+
+        def sink(frame: Frame) -> bool:
+            assert is_middle(frame)
+            got.append(frame)
+            return True
+
+        async for frame in backend.generate(request, sink):
+            got.append(frame)
+        collector = Collector(request.n)
+        for frame in got:
+            for event in frame.events:
+                collector.feed(event)
+        whole = await answer(backend, request)
+        assert tuple(token for frame in got for token in frame.tokens) == whole.tokens
+        assert collector.result().choices[0].text == whole.choice.text
+
+    async def test_what_a_sink_raises_ends_its_own_request(self, backend: Backend) -> None:
+        reached = False
+
+        def sink(frame: Frame) -> bool:
+            nonlocal reached
+            reached = True
+            raise ZeroDivisionError
+
+        try:
+            async for _ in backend.generate(self.request(), sink):
+                pass
+        except ZeroDivisionError:
+            assert reached
+        else:
+            assert not reached
+        assert len((await answer(backend, self.request())).tokens) == 12
 
     @pytest.mark.parametrize("max_tokens", [1, 5])
     async def test_max_tokens(self, backend: Backend, max_tokens: int) -> None:

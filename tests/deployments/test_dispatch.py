@@ -373,6 +373,54 @@ async def test_an_answer_goes_on_where_its_replica_was_lost(make: Make, lost: Ex
     assert [sent.resume for sent in asked(handle)] == [(), (1,)]
 
 
+async def test_what_a_sink_took_is_not_asked_for_again(make: Make) -> None:
+    begun, taken = asyncio.Event(), asyncio.Event()
+    handle = FakeHandle(over_handle(STARTED, begun, text("Hel", 1), taken, ActorDiedError()), REST)
+    received, sunk = [], []
+
+    def sink(frame: Frame) -> bool:
+        received.append(frame)
+        sunk.append(frame)
+        taken.set()
+        return True
+
+    async with asyncio.timeout(WITHIN_S), aclosing(make(handle).stream(request(), sink)) as stream:
+        async for frame in stream:
+            received.append(frame)
+            begun.set()
+    assert text("Hel", 1) in sunk
+    assert events(received) == events(HELLO)
+    assert tokens(received) == tokens(HELLO)
+    assert [sent.resume for sent in asked(handle)] == [(), (1,)]
+
+
+async def test_choices_that_go_on_side_by_side_have_no_sink(make: Make) -> None:
+    """Two streams may not write to one client without anybody in between."""
+    gate = asyncio.Event()
+
+    async def rest(request: bytes, **_: Any) -> AsyncIterator[bytes]:
+        sent = msgspec.msgpack.decode(request, type=Request)
+        for frame in (STARTED, text("b", 2, sent.choice), finished(choice=sent.choice)):
+            yield encode(frame)
+
+    begin = [STARTED, text("a", 1), text("a", 1, choice=1)]
+    handle = FakeHandle(over_handle(*begin, gate, ActorDiedError()), rest)
+    moved = False
+
+    def sink(frame: Frame) -> bool:
+        assert not moved
+        return False
+
+    received = []
+    async with asyncio.timeout(WITHIN_S), aclosing(make(handle).stream(request(n=2), sink)) as stream:
+        async for frame in stream:
+            received.append(frame)
+            if len(tokens(received)) == 2:
+                gate.set()
+                moved = True
+    assert sorted(tokens(received)) == [1, 1, 2, 2]
+
+
 async def test_each_move_is_on_the_requests_record(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     record = request_log.Record()
     monkeypatch.setattr(request_log, "current", lambda: record)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from deployments.channel import Inbox
-from deployments.eager import Begun, finish
-from deployments.event_stream import EventStream
-from deployments.http_answers import ClientGone
-from deployments.middleware import Message
-from deployments.settings import GatewaySettings
+from deployments.http import build_app
+from deployments.limits import Account
+from deployments.settings import GatewaySettings, SqliteStoreSettings
 from protocols.errors import BackendLost
 from protocols.events import (
     Event,
@@ -28,20 +31,23 @@ from protocols.events import (
     ToolCallStarted,
     Usage,
 )
-from protocols.sink import is_middle, watched
+from protocols.request import Request
+from protocols.sink import Sink, is_middle, watched
+from tests.deployments.key_support import ALICE, bearer, entry, write_keys
+from tests.deployments.support import (
+    STARTED,
+    WITHIN_S,
+    Exchange,
+    ScriptedPool,
+    chat_body,
+    finished,
+    settle,
+    sse_events,
+    sse_text,
+    text,
+)
 
-WITHIN_S = 5.0
-STARTED = Frame((Started(1, 0),))
-FINISHED = Frame((Finished("stop", Usage(1, 1)),))
-
-
-def text(word: str, *tokens: int, choice: int = 0) -> Frame:
-    return Frame((TextDelta(word, choice=choice),), tokens, choice)
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+FINISHED = finished()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,7 @@ async def test_frames_that_came_together_are_one(takes: int) -> None:
     assert not reader.order
     inbox.deliver()
     await settle()
-    assert reader.sunk + reader.got == [text("ab", 1, 2)]
+    assert reader.sunk + reader.got == [Frame((TextDelta("ab"),), (1, 2))]
     reader.task.cancel()
 
 
@@ -194,210 +200,58 @@ def test_a_watcher_sees_what_was_taken_only() -> None:
     assert watched(None, seen.append) is None
 
 
-# --- the stream of events ---------------------------------------------------------------------------------------------
+# --- through all layers -----------------------------------------------------------------------------------------------
 
 
-class Words:
-    """An encoder that writes the text alone."""
-
-    def feed(self, event: Event) -> bytes:
-        if isinstance(event, TextDelta):
-            return event.text.encode()
-        return b"<failed>" if isinstance(event, Failed) else b""
-
-    def keepalive(self) -> bytes:
-        return b"."
-
-
-class Client:
-    """Takes messages when it is `reading`; `sent` has those it was given, also if it has not taken them yet."""
+class ShortWay(ScriptedPool):
+    """Gives to a sink what it can, as a gateway does."""
 
     def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.reading = asyncio.Event()
-        self.reading.set()
+        super().__init__([STARTED, *(text(f"{word} ", word) for word in range(9)), finished(tokens=9)])
+        self.sunk = 0
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.body":
-            self.sent.append(message["body"])
-        await self.reading.wait()
-
-
-@pytest.fixture
-def client() -> Client:
-    return Client()
+    async def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
+        async with aclosing(super().stream(request)) as frames:
+            async for frame in frames:
+                if sink is not None and is_middle(frame) and sink(frame):
+                    self.sunk += 1
+                else:
+                    yield frame
 
 
-def stream_to(client: Client, **settings: float) -> EventStream:
-    return EventStream(
-        client.send, Words(), GatewaySettings(**{"headers_after_s": 1000, "keepalive_s": 1000} | settings)
-    )
+WORDS = "0 1 2 3 4 5 6 7 8 "
 
 
-@pytest.fixture
-async def out(client: Client) -> AsyncIterator[EventStream]:
-    async with stream_to(client) as out:
-        yield out
+async def test_a_client_gets_all_of_it_and_it_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tokenyard.request")
+    pool = ShortWay()
+    exchange = await Exchange(
+        build_app(pool, GatewaySettings(), echo_request_id=True), "POST", "/v1/chat/completions", chat_body()
+    ).done()
+    assert sse_text(exchange.body) == WORDS
+    assert pool.sunk == 9
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "tokenyard.request"]
+    assert line["output_tokens"] == 9
 
 
-async def test_headers_are_not_for_the_sink(out: EventStream) -> None:
-    assert not out.take(text("a"))
-    await out.write(text("a"))
-    assert out.take(text("b"))
+async def test_a_response_is_stored_whole(tmp_path: Path) -> None:
+    pool = ShortWay()
+    store = SqliteStoreSettings(path=str(tmp_path / "responses"))
+    app = build_app(pool, GatewaySettings(response_store=store), echo_request_id=True)
+    body = json.dumps({"model": "m", "input": "Hi", "stream": True}).encode()
+    exchange = await Exchange(app, "POST", "/v1/responses", body).done()
+    final = json.loads(sse_events(exchange.body)[-1].data)["response"]
+    stored = (await Exchange(app, "GET", f"/v1/responses/{final['id']}").done()).json
+    assert stored["output"][0]["content"][0]["text"] == WORDS
+    assert pool.sunk == 9
 
 
-async def test_a_write_that_need_not_wait_is_done_at_once(out: EventStream, client: Client) -> None:
-    await out.write(text("a"))
-    assert out.take(text("b"))
-    assert out.take(text("c"))
-    assert client.sent == [b"a", b"b", b"c"]
-
-
-async def test_what_has_no_bytes_is_taken_and_not_sent(out: EventStream, client: Client) -> None:
-    await out.write(text("a"))
-    assert out.take(Frame((ReasoningDelta("hm"),)))
-    assert client.sent == [b"a"]
-
-
-async def test_a_write_that_waits_is_brought_to_its_end(out: EventStream, client: Client) -> None:
-    await out.write(text("a"))
-    client.reading.clear()
-    assert out.take(text("b"))
-    assert not out.take(text("c"))
-    writing = asyncio.get_running_loop().create_task(out.write(text("c")))
-    await settle()
-    assert client.sent == [b"a", b"b"]
-    client.reading.set()
-    await asyncio.wait_for(writing, WITHIN_S)
-    assert client.sent == [b"a", b"b", b"c"]
-    assert out.take(text("d"))
-
-
-async def test_a_client_that_takes_its_write_at_last_is_written_to_again(out: EventStream, client: Client) -> None:
-    await out.write(text("a"))
-    client.reading.clear()
-    assert out.take(text("b"))
-    client.reading.set()
-    await settle()
-    assert out.take(text("c"))
-    assert client.sent == [b"a", b"b", b"c"]
-
-
-async def test_nothing_overtakes_a_write_of_the_readers(out: EventStream, client: Client) -> None:
-    await out.write(text("a"))
-    client.reading.clear()
-    writing = asyncio.get_running_loop().create_task(out.write(text("b")))
-    await settle()
-    assert not out.take(text("c"))
-    client.reading.set()
-    await asyncio.wait_for(writing, WITHIN_S)
-
-
-async def test_a_client_that_never_takes_it_is_cut_off(client: Client) -> None:
-    with pytest.raises(ClientGone):
-        async with asyncio.timeout(WITHIN_S), stream_to(client, keepalive_s=0.01, stalled_client_s=0.05) as out:
-            await out.write(text("a"))
-            client.reading.clear()
-            assert out.take(text("b"))
-            await asyncio.sleep(WITHIN_S)
-    assert client.sent == [b"a", b"b"]
-
-
-async def test_a_client_that_took_it_is_not(client: Client) -> None:
-    async with stream_to(client, keepalive_s=0.05, stalled_client_s=0.5) as out:
-        await out.write(text("a"))
-        client.reading.clear()
-        assert out.take(text("b"))
-        await settle()
-        client.reading.set()
-        await asyncio.sleep(0.8)
-        assert out.take(text("c"))
-
-
-async def test_an_answer_ends_behind_what_waits(client: Client) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        async with stream_to(client) as out:
-            await out.write(text("a"))
-            client.reading.clear()
-            assert out.take(text("b"))
-            await out.write(FINISHED)
-            asyncio.get_running_loop().call_later(0.05, client.reading.set)
-        assert client.sent == [b"a", b"b", b""]
-
-
-async def test_a_client_that_never_takes_the_end_is_cut_off(client: Client) -> None:
-    with pytest.raises(ClientGone):
-        async with asyncio.timeout(WITHIN_S), stream_to(client, keepalive_s=0.01, stalled_client_s=0.05) as out:
-            await out.write(text("a"))
-            client.reading.clear()
-            assert out.take(text("b"))
-            await out.write(FINISHED)
-
-
-class Ends(Words):
-    def feed(self, event: Event) -> bytes:
-        return b"<end>" if isinstance(event, Finished) else super().feed(event)
-
-
-async def test_the_last_words_leave_with_the_end(client: Client) -> None:
-    async with EventStream(client.send, Ends(), GatewaySettings()) as out:
-        await out.write(text("a"))
-        await out.write(FINISHED)
-        assert client.sent == [b"a"]
-    assert client.sent == [b"a", b"<end>"]
-
-
-async def test_the_end_of_a_choice_leaves_before_what_another_says(client: Client) -> None:
-    async with EventStream(client.send, Ends(), GatewaySettings()) as out:
-        await out.write(text("a"))
-        await out.write(FINISHED)
-        assert not out.take(text("b", choice=1))
-        await out.write(text("b", choice=1))
-        assert client.sent == [b"a", b"<end>b"]
-
-
-# --- what is begun outside of a task ---------------------------------------------------------------------------------
-
-
-async def test_what_need_not_wait_is_done() -> None:
-    async def answer() -> int:
-        return 7
-
-    begun = Begun(answer())
-    assert begun.done
-    assert begun.value == 7
-    assert await begun == 7
-
-
-async def test_what_waits_is_brought_to_its_end_by_another_task() -> None:
-    ready = asyncio.Event()
-
-    async def answer() -> int:
-        await ready.wait()
-        await asyncio.sleep(0)
-        return 7
-
-    begun = Begun(answer())
-    assert not begun.done
-    task = asyncio.get_running_loop().create_task(finish(begun))
-    await settle()
-    ready.set()
-    assert await asyncio.wait_for(task, WITHIN_S) == 7
-    assert begun.value == 7
-
-
-async def test_what_is_given_up_is_closed() -> None:
-    closed = False
-
-    async def answer() -> None:
-        nonlocal closed
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            closed = True
-
-    task = asyncio.get_running_loop().create_task(finish(Begun(answer())))
-    await settle()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert closed
+async def test_a_key_is_charged_for_all_of_it(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", [entry("alice", ALICE, tokens_per_minute=1000)])
+    pool = ShortWay()
+    app = build_app(pool, GatewaySettings(keys=str(keys)), echo_request_id=True)
+    headers = [(name.encode(), value.encode()) for name, value in bearer(ALICE).items()]
+    with patch.object(Account, "settle", autospec=True) as settle:
+        await Exchange(app, "POST", "/v1/chat/completions", chat_body(), headers).done()
+    assert pool.sunk == 9
+    assert settle.call_args.args[2] == 3 + 9
