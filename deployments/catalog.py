@@ -18,6 +18,7 @@ from ray.serve.schema import ApplicationStatus
 
 from backends.base import BackendStartError
 from deployments import ray_compat
+from deployments.config import MODEL_IMPORT
 from deployments.models import ModelEntry, Offer
 from deployments.naming import offer_of
 from deployments.settings import MODEL_DEPLOYMENT
@@ -37,11 +38,15 @@ _GONE = frozenset({ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED})
 
 
 class Application(msgspec.Struct, frozen=True):
-    """A model application as Serve reports it. `failure` is set when it never came up; `leaving` as it is deleted."""
+    """A model application as Serve reports it. `failure` is set when it never came up; `leaving` as it is deleted.
+
+    Of one that is `building` Serve has the config only, and not what runs: whoever knew it knows more.
+    """
 
     entry: ModelEntry
     failure: str | None
     leaving: bool = False
+    building: bool = False
 
 
 class StatusSource(Protocol):
@@ -61,6 +66,7 @@ class ServeStatus:
         self._statuses: list[bytes] | None = None
         self._read_at = float("-inf")
         self._models: dict[str, _Model] = {}
+        self._building: dict[str, Application] = {}
         self._offers: dict[str, tuple[float, Offer]] = {}
         self._failing_since: dict[str, float] = {}
 
@@ -71,8 +77,9 @@ class ServeStatus:
             models = {name: app for name, app in applications.items() if MODEL_DEPLOYMENT in app["deployments"]}
             self._offers = {name: self._offer(name, app) for name, app in models.items()}
             self._models = {name: _Model.of(app) for name, app in models.items()}
+            self._building = {name: _being_built(name, app) for name, app in applications.items() if _is_built(app)}
             self._statuses, self._read_at = statuses, now
-        return {
+        return self._building | {
             name: Application(model.entry(name, self._offers[name][1]), self._failure(name, model), model.leaving)
             for name, model in self._models.items()
         }
@@ -98,6 +105,19 @@ class ServeStatus:
         now = time.monotonic()
         for_long = now - self._failing_since.setdefault(name, now) >= BELIEVED_AFTER_S
         return model.message if BackendStartError.__name__ in model.message or (gave_up and for_long) else None
+
+
+def _is_built(app: Mapping[str, Any]) -> bool:
+    """Whether it is a model that Serve builds, anew or for the first time: for seconds it has no deployments."""
+    config = app.get("deployed_app_config") or {}
+    building = app["status"] == ApplicationStatus.DEPLOYING and not app["deployments"]
+    return building and config.get("import_path") == MODEL_IMPORT
+
+
+def _being_built(name: str, app: Mapping[str, Any]) -> Application:
+    offer = offer_of(app["deployed_app_config"])
+    entry = ModelEntry(name, int(app["last_deployed_time_s"]), ready=False, offer=offer, replicas=0)
+    return Application(entry, failure=None, building=True)
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -178,7 +198,7 @@ class Catalog:
         """`applications`, and those that were there a moment ago and are not being deleted.
 
         While its controller restarts, or an application is deployed again, Serve's status lacks what it has for
-        seconds. Nobody is to be told meanwhile that there is no such model.
+        seconds. Nobody is to be told meanwhile that there is no such model, or that nothing runs of it.
         """
         now = time.monotonic()
         for name in applications:
@@ -186,9 +206,11 @@ class Catalog:
         kept = {
             name: app
             for name, app in self._applications.items()
-            if name not in applications and not app.leaving and now - self._seen_at[name] < FORGET_AFTER_S
+            if (name not in applications or applications[name].building)
+            and not app.leaving
+            and now - self._seen_at[name] < FORGET_AFTER_S
         }
-        return {**kept, **applications}
+        return {**applications, **kept}
 
     async def _watch(self) -> None:
         while True:

@@ -272,6 +272,34 @@ def application(
     }
 
 
+def building(import_path: str = "deployments.app:model") -> dict[str, Any]:
+    """As Serve's details have it between a config and what it makes of it."""
+    config = {"import_path": import_path, "args": {"backend": {"kind": "fake"}, "aliases": ["other"]}}
+    return application(ApplicationStatus.DEPLOYING) | {"deployments": {}, "deployed_app_config": config}
+
+
+def test_a_model_that_is_being_built_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts meanwhile has nothing else to know it by."""
+    Controller({"m": building(), "gateway": building("deployments.app:gateway")}, monkeypatch)
+    expected = ModelEntry("m", 12, ready=False, offer=Offer(aliases=("other",)), replicas=0)
+    assert ServeStatus()() == {"m": Application(expected, failure=None, building=True)}
+
+
+async def test_a_model_that_is_being_built_anew_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "FORGET_AFTER_S", 1000.0)
+    up = application(ApplicationStatus.RUNNING, replicas=[ReplicaState.RUNNING] * 2)
+    controller = Controller({"m": up}, monkeypatch)
+    catalog = Catalog(1000)
+    assert (await catalog.find("m")).replicas == 2
+    controller.applications = {"m": building(), "new": building()}
+    assert not (await catalog.find("new")).ready
+    assert (await catalog.find("m")).replicas == 2
+    controller.applications = {"m": application(ApplicationStatus.DELETING), "newer": building()}
+    await catalog.find("newer")
+    with pytest.raises(ModelNotFound):
+        await catalog.find("m")
+
+
 class Controller:
     """Serve's, as far as it is asked; every state of `applications` has a status of its own."""
 
