@@ -286,6 +286,11 @@ class Inbox:
     As a context manager it is open for the block; what arrives for it afterwards is dropped.
     """
 
+    __slots__ = (
+        "_error", "_frames", "_limit", "_many", "_of", "_unfinished", "_waiter", "cancel", "carried", "replica",
+        "routed_to", "sink", "stream"
+    )  # fmt: skip
+
     def __init__(self, stream: int, choices: int, limit: int, of: dict[int, Inbox] | None = None) -> None:
         """`of`: where whoever has something for a stream looks for it."""
         self.stream = stream

@@ -27,6 +27,11 @@ class EventStream:
     `ClientGone`.
     """
 
+    __slots__ = (
+        "_beat", "_block", "_chunks", "_encoder", "_feed", "_keepalive_s", "_last", "_last_write", "_lock", "_loop",
+        "_rest_of_write", "_send", "_settings", "_stalled", "_timer", "_writing_since", "started"
+    )  # fmt: skip
+
     def __init__(
         self,
         send: Send,

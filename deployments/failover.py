@@ -48,6 +48,10 @@ class Journey:
     out. The order of events stays legal (`protocols.events.LEGAL`).
     """
 
+    __slots__ = (
+        "_answering", "_begun", "_died_on", "_finished", "_request", "_retries", "_started", "_tokens", "_vain", "moves"
+    )  # fmt: skip
+
     def __init__(self, request: Request, retries: int) -> None:
         self._request = request
         self._retries = retries
