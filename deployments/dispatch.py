@@ -312,27 +312,28 @@ class Dispatcher:
 
     async def _first_frame(self, inbox: Inbox, model: str) -> Frame:
         """`DeadlineExceeded` if none comes in time; `Unavailable` once it is known that no replica can start."""
-        loop = asyncio.get_running_loop()
-        within_s = self._settings.first_frame_timeout_s
-        by = loop.time() + within_s
-        timer: asyncio.TimerHandle | None = None
-
-        def look() -> None:
-            nonlocal timer
-            try:
-                if loop.time() >= by:
-                    raise DeadlineExceeded(f"No replica began to answer within {within_s:g} seconds.")
-                self.catalog.require_startable(model)
-            except ServingError as error:
-                inbox.fail(error)
-            else:
-                timer = loop.call_at(min(by, loop.time() + LOOK_EVERY_S), look)
-
-        timer = loop.call_at(min(by, loop.time() + LOOK_EVERY_S), look)  # each request: `asyncio.timeout` takes longer
+        by = asyncio.get_running_loop().time() + self._settings.first_frame_timeout_s
+        timer: list[asyncio.TimerHandle] = []  # `asyncio.timeout` takes longer, and each request has one
+        self._look_later(inbox, model, by, timer)
         try:
             return await inbox.get()
         finally:
-            timer.cancel()
+            timer[0].cancel()
+
+    def _look_later(self, inbox: Inbox, model: str, by: float, timer: list[asyncio.TimerHandle]) -> None:
+        loop = asyncio.get_running_loop()
+        timer[:] = [loop.call_at(min(by, loop.time() + LOOK_EVERY_S), self._look, inbox, model, by, timer)]
+
+    def _look(self, inbox: Inbox, model: str, by: float, timer: list[asyncio.TimerHandle]) -> None:
+        try:
+            if asyncio.get_running_loop().time() >= by:
+                within_s = self._settings.first_frame_timeout_s
+                raise DeadlineExceeded(f"No replica began to answer within {within_s:g} seconds.")
+            self.catalog.require_startable(model)
+        except ServingError as error:
+            inbox.fail(error)
+        else:
+            self._look_later(inbox, model, by, timer)
 
     def _observe_started(self, model: str, key: PrefixKey, frame: Frame) -> None:
         if self._asks is not None and frame.events and isinstance(started := frame.events[0], Started):

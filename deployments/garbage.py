@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 
-YOUNG = 2_500
+YOUNG = 10_000
 """Objects more than were freed between two looks at the young ones. With Python's 700 every second request has such a
-look, which finds nothing: 4 % of what a gateway does. With 10,000, what waits to be found takes 2 KB for each of 512
-streams.
+look, which finds nothing: 4 % of what a gateway does.
 """
 
 
