@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from deployments import caller
@@ -35,20 +35,26 @@ class Access:
         self._keys = None if settings.keys is None else KeyFile(Path(settings.keys), clock)
         self._accounts = Accounts(clock)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        entered = None
-        try:
-            self._check_headers(scope)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Not a coroutine itself, as `Cors`."""
+        if scope["type"] == "http":
+            try:
+                self._check_headers(scope)
+            except ServingError as error:
+                return _refuse(scope, send, error)
             reads = scope["method"] in ("GET", "HEAD")
             if self._keys is not None and not (reads and scope["path"] in OPEN_PATHS):
-                account = self._accounts.of(authenticated(scope, await self._keys.ring()))
-                scope[KEY], scope[ACCOUNT] = account.key.id, account
-                if not (reads and scope["path"] in LOOKING_PATHS):
-                    account.enter()
-                    entered = account
+                return self._with_key(self._keys, not (reads and scope["path"] in LOOKING_PATHS), scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _with_key(self, keys: KeyFile, counts: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        entered = None
+        try:
+            account = self._accounts.of(authenticated(scope, await keys.ring()))
+            scope[KEY], scope[ACCOUNT] = account.key.id, account
+            if counts:
+                account.enter()
+                entered = account
         except ServingError as error:
             await _refuse(scope, send, error)
             return

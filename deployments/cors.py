@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Awaitable
 from urllib.parse import urlsplit
 
 from deployments.middleware import ASGIApp, Message, Receive, Scope, Send, header
@@ -31,13 +32,17 @@ class Cors:
         self._app = app
         self._policy = policy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Not a coroutine itself: what only passes requests on is not to be kept by each of their streams."""
         origin = header(scope, b"origin") if scope["type"] == "http" else b""
-        if origin and scope["method"] == "OPTIONS":
+        return self._granted(origin, scope, receive, send) if origin else self._app(scope, receive, send)
+
+    async def _granted(self, origin: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 204, "headers": self._preflight(scope, origin)})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        extra = self._grant(origin) if origin else []
+        extra = self._grant(origin)
         if not extra:
             await self._app(scope, receive, send)
             return
