@@ -169,10 +169,8 @@ class Dispatcher:
             min(limits, default=self._settings.first_frame_timeout_s), request.tenant
         ):
             while not journey.complete:
-                parts = journey.requests()
-                runs = [partial(self._attempt, part, trip) for part in parts]
                 try:
-                    async with aclosing(runs[0](sink) if len(runs) == 1 else side_by_side(runs)) as frames:
+                    async with aclosing(self._attempts(journey.requests(), trip, sink)) as frames:
                         async for frame in frames:
                             shown = journey.observe(frame)
                             if shown.events or shown.tokens:
@@ -183,6 +181,11 @@ class Dispatcher:
                     request_log.current().moves += 1
                     self.catalog.require_startable(request.model)
                     await asyncio.sleep(pause_s)
+
+    def _attempts(self, parts: Sequence[Request], trip: _Trip, sink: Sink | None) -> AsyncGenerator[Frame, None]:
+        if len(parts) == 1:
+            return self._attempt(parts[0], trip, sink)
+        return side_by_side([partial(self._attempt, part, trip) for part in parts])
 
     async def _require_innocent(self, journey: Journey, deadline: float) -> None:
         """Refuses a request that replicas died of. Whether one died with its node, Ray may not know for a while.

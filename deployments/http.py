@@ -199,7 +199,7 @@ class HttpApp:
                 del body  # it may be megabytes, and the stream takes minutes
                 call = _addressed(call, pool, caller.session(scope), caller.timeout_s(scope))
                 record.asks(call.requests[0].model, codec.name, request_log.GENERATE, call.stream)
-                stamp = Stamp(secrets.token_hex(12), _now(), functools.cache(_now))
+                stamp = Stamp(secrets.token_hex(12), _now(), _Once())
                 run: Run = functools.partial(fan_out.stream, pool.stream, call)
                 if memory is not None:
                     run = functools.partial(memory.recorded, call, stamp, owner, run)
@@ -274,6 +274,20 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 def _now() -> int:
     return int(time.time())
+
+
+class _Once:
+    """The time at which it is first asked for. Each stream has one: `functools.cache` takes 600 bytes."""
+
+    __slots__ = ("_time",)
+
+    def __init__(self) -> None:
+        self._time: int | None = None
+
+    def __call__(self) -> int:
+        if self._time is None:
+            self._time = _now()
+        return self._time
 
 
 def _openai_model(entry: ModelEntry) -> dict[str, object]:

@@ -37,6 +37,12 @@ Clock = Callable[[], float]
 class Record:
     """What is known of one request. Times are seconds since its arrival; tokens are sums over its choices."""
 
+    __slots__ = (
+        "_arrived", "_clock", "cached_tokens", "decode_s", "dialect", "first_token_s", "gaps_s", "longest", "model",
+        "moves", "operation", "outcome", "output_tokens", "prefill_s", "prefill_tokens", "prompt_tokens",
+        "queue_wait_s", "rejected", "replica", "status", "stream"
+    )  # fmt: skip
+
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._arrived = clock()

@@ -24,15 +24,20 @@ def is_middle(frame: Frame) -> bool:
     return len(events) == 1 and type(events[0]) in _PIECES
 
 
-def watched(sink: Sink | None, watch: Callable[[Frame], object]) -> Sink | None:
-    """`sink`, and `watch` is told of what it took: whoever looks at a stream's frames has to hand on such a one."""
-    if sink is None:
-        return None
+class _Watched:
+    __slots__ = ("_sink", "_watch")
 
-    def taking(frame: Frame) -> bool:
-        if not sink(frame):
+    def __init__(self, sink: Sink, watch: Callable[[Frame], object]) -> None:
+        self._sink = sink
+        self._watch = watch
+
+    def __call__(self, frame: Frame) -> bool:
+        if not self._sink(frame):
             return False
-        watch(frame)
+        self._watch(frame)
         return True
 
-    return taking
+
+def watched(sink: Sink | None, watch: Callable[[Frame], object]) -> Sink | None:
+    """`sink`, and `watch` is told of what it took: whoever looks at a stream's frames has to hand on such a one."""
+    return None if sink is None else _Watched(sink, watch)
