@@ -43,7 +43,7 @@ class PoolOfTexts:
         return ()
 
     def stream(self, request: Request, sink: Sink | None = None) -> AsyncGenerator[Frame, None]:
-        return self._pools[request.prompt.messages[0].text].stream(request, sink)  # type: ignore[union-attr]
+        return self._pools[request.prompt.messages[0].text].stream(request, sink)  # type: ignore[union-attr]  # `request()` makes chats
 
     async def call(self, call: Question[AnswerT]) -> AnswerT:
         raise NotImplementedError

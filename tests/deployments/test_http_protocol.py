@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_read_is_not_written_to() -> None:
 
 
 async def test_another_loop_has_no_writer() -> None:
-    writer = ChunkWriter(object(), asyncio.get_running_loop())  # type: ignore[arg-type]
+    writer = ChunkWriter(object(), asyncio.get_running_loop())  # type: ignore[arg-type]  # nothing is written
     scope = {CHUNKS: writer}
     assert chunk_writer(scope) is writer
 

@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray import serve
 from ray._common.usage import usage_constants
-from ray._private import services, worker
+from ray._private import node, services, worker
 from ray._private.accelerators import accelerator
 from ray.serve import context
 from ray.serve._private import api, constants, default_impl, replica
@@ -387,3 +387,9 @@ def test_the_environment_we_set_is_environment_ray_reads(monkeypatch: pytest.Mon
         if f'"{name}"' not in sources
     ]
     assert unread == []
+
+
+def test_a_clusters_idle_processes_can_be_ended() -> None:
+    assert hasattr(worker, "_global_node")
+    for end in (node.Node.kill_dashboard, node.Node.kill_log_monitor, node.Node.kill_monitor):
+        assert "check_alive" in inspect.signature(end).parameters
