@@ -28,7 +28,15 @@ from deployments.monitor import replica_samples
 from deployments.ray_metrics import RayMetrics
 from deployments.replica import Replica
 from deployments.resources import replica_options
-from deployments.settings import GATEWAY_ENV, MODEL_DEPLOYMENT, GatewaySettings, HotSettings, ModelSettings, parse
+from deployments.settings import (
+    GATEWAY_ENV,
+    MODEL_DEPLOYMENT,
+    GatewaySettings,
+    HotSettings,
+    ModelSettings,
+    parse,
+    ray_collects_metrics,
+)
 
 ROUTER = "deployments.router.ModelRouter"
 STREAMS_PER_GATEWAY = 4096
@@ -58,7 +66,7 @@ class _Model(Replica):
         _log_with_serve()
         name = serve.get_replica_context().replica_id.unique_id
         super().__init__(settings, ray.util.get_node_ip_address(), name)  # type: ignore[no-untyped-call]  # Ray does not type it
-        self._metrics = RayMetrics()
+        self._metrics = RayMetrics() if ray_collects_metrics() else None
         self._of = serve.get_replica_context().app_name, name
         await self.start()
         garbage.freeze()
@@ -71,7 +79,8 @@ class _Model(Replica):
 
     async def check_health(self) -> None:
         await super().check_health()
-        self._metrics.show(list(replica_samples(*self._of, self.stats())))
+        if self._metrics is not None:
+            self._metrics.show(list(replica_samples(*self._of, self.stats())))
 
     async def __del__(self) -> None:
         await self.aclose()

@@ -354,25 +354,25 @@ class Inbox:
                 self._unfinished = 0
 
     def deliver(self) -> None:
-        frames = self._frames
-        if self._waiter is None or self._waiter.done() or not frames:
+        frames, waiter = self._frames, self._waiter
+        if waiter is None or not frames or waiter.done():
             return
-        middle = self.sink is not None and (is_middle(frames[0]) if len(frames) == 1 else all(map(is_middle, frames)))
-        if not middle or not self._sunk():
+        sink = self.sink
+        middle = is_middle(frames[0]) if len(frames) == 1 else all(map(is_middle, frames))
+        if sink is None or not middle or not self._sunk(sink):
             self._wake()
 
-    def _sunk(self) -> bool:
-        """Whether the sink has taken everything. What it raises, the reader raises: all share the connection."""
-        assert self.sink is not None
+    def _sunk(self, sink: Sink) -> bool:
+        """Whether `sink` has taken everything. What it raises, the reader raises: all share the connection."""
         frame = self._next()
         try:
-            taken = self.sink(frame)
+            if sink(frame):
+                return not self._frames
         except Exception as error:
             self._error = error
             return False
-        if not taken:
-            self._frames.insert(0, frame)
-        return taken and not self._frames
+        self._frames.insert(0, frame)
+        return False
 
     def fail(self, error: ServingError) -> None:
         """End the stream with `error`, after the frames that are already here."""

@@ -11,7 +11,7 @@ from deployments.monitor import Monitor
 from deployments.naming import NamedModels
 from deployments.ray_metrics import RayMetrics
 from deployments.routing.policy import PolicyOptions
-from deployments.settings import GatewaySettings
+from deployments.settings import GatewaySettings, ray_collects_metrics
 
 
 class GatewayReplica:
@@ -19,7 +19,7 @@ class GatewayReplica:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._metrics = RayMetrics()
+        self._metrics = RayMetrics() if ray_collects_metrics() else None
 
     async def start(self) -> ASGIApp:
         settings = self._settings
@@ -33,12 +33,13 @@ class GatewayReplica:
         self._dispatcher = Dispatcher(settings, self._hub, self._asks)
         self._dispatcher.catalog.start()
         pool = NamedModels(self._dispatcher)
-        self._monitor = Monitor(pool, self._metrics)
+        self._monitor = Monitor(pool, *filter(None, [self._metrics]))
         return build_app(pool, self._settings, echo_request_id=False, monitor=self._monitor)
 
     def report(self) -> None:
         """Shows Ray the metrics that are not counted along the way; replicas show theirs themselves."""
-        self._metrics.show(self._monitor.gauges())
+        if self._metrics is not None:
+            self._metrics.show(self._monitor.gauges())
 
     def held(self) -> Held:
         return held(self._hub.streams)

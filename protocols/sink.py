@@ -31,7 +31,7 @@ class _Watched:
         self._sink = sink
         self._watch = watch
 
-    def __call__(self, frame: Frame) -> bool:
+    def take(self, frame: Frame) -> bool:
         if not self._sink(frame):
             return False
         self._watch(frame)
@@ -40,4 +40,4 @@ class _Watched:
 
 def watched(sink: Sink | None, watch: Callable[[Frame], object]) -> Sink | None:
     """`sink`, and `watch` is told of what it took: whoever looks at a stream's frames has to hand on such a one."""
-    return None if sink is None else _Watched(sink, watch)
+    return None if sink is None else _Watched(sink, watch).take

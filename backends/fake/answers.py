@@ -69,6 +69,7 @@ class _Choice:
         self._key = answer_key(request, adapters)
         self._piece = settings.piece
         self._writing = None if settings.agent is None else writing(request.prompt, settings.agent)
+        self._is_plain = self._writing is None and not request.stop  # no text is ever held back
         room = settings.context_length - prompt_tokens
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         if self._writing is not None:
@@ -110,6 +111,18 @@ class _Choice:
         text = f"{self._piece}{token}" if self._writing is None else self._writing.pieces[position]
         return self._assembler.feed(text.encode())
 
+    def middle(self) -> Frame | None:
+        """The next frame, where it is a token that neither ends the answer nor has to be looked at; else None.
+
+        An engine that is not there is to take no time: what is measured with it is everything else.
+        """
+        position = self.position
+        if not self._is_plain or position + 1 >= self._limit:
+            return None
+        self.position = position + 1
+        token = token_at(self._key, position, self.index)
+        return Frame((TextDelta(f"{self._piece}{token}", choice=self.index),), (token,), self.index)
+
     def advance(self) -> tuple[list[Event], tuple[int, ...]]:
         """The next token and what it sets free; no token, only what was held, when the answer was complete before."""
         if self.ended:
@@ -149,10 +162,14 @@ class Generated:
             _Choice(request, settings, index, self.prompt_tokens, adapters)
             for index in range(request.choice, request.choice + request.n)
         ]
+        plain = request.n == 1 and fault is None and not request.extras.timings
+        self._only = self._choices[0] if plain else None
         self._steps = 0  # the first one holds no token
         self._admitted = self._first_token = 0.0
 
     def step(self) -> list[Frame]:
+        if self._only is not None and self._first_token and (frame := self._only.middle()) is not None:
+            return [frame]
         if self._fault is not None and self._steps == (self._fault.after_tokens and self._fault.after_tokens + 1):
             if self._fault.action == "hang":
                 return []

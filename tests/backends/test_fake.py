@@ -106,6 +106,21 @@ async def test_the_length_of_an_answer() -> None:
     assert endless.choice.reason == "length"
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "resume"), [(None, ()), (1, ()), (2, ()), (20, ()), (20, (1, 2)), (20, (1,) * 19)]
+)
+async def test_an_answer_is_the_same_whether_its_text_is_looked_at_or_not(
+    max_tokens: int | None, resume: tuple[int, ...]
+) -> None:
+    backend = await started(tokens=7, piece=" \N{GREEK SMALL LETTER ALPHA}")
+
+    async def frames(**fields: object) -> list[tuple[list[str], tuple[int, ...], int]]:
+        made = [frame async for frame in backend.generate(request(max_tokens, resume=resume, **fields))]
+        return [([getattr(e, "text", type(e).__name__) for e in f.events], f.tokens, f.choice) for f in made]
+
+    assert await frames() == await frames(stop=("nothing that is ever said",)) != []
+
+
 async def test_an_empty_answer() -> None:
     got = await answer(await started(tokens=0), request())
     assert (got.tokens, got.choice.text, got.choice.reason) == ((), "", "stop")

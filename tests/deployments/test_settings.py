@@ -14,9 +14,11 @@ from deployments.settings import (
     Front,
     GatewaySettings,
     ModelSettings,
+    export_local_ray_environment,
     export_ray_environment,
     model_settings,
     parse,
+    ray_collects_metrics,
 )
 
 FAKE = {"kind": "fake", "slots": 3}
@@ -140,6 +142,18 @@ def test_what_ray_reads_at_import_is_set(environment: dict[str, str]) -> None:
     assert environment["RAY_SERVE_PROXY_USE_GRPC"] == "1"
     assert int(environment["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"]) > 4 * 2**20
     assert "RAY_SERVE_ENABLE_HA_PROXY" not in environment
+
+
+@pytest.mark.parametrize(("wish", "collects"), [(None, False), ("1", True), ("true", True), ("0", False)])
+def test_ray_collects_metrics_in_a_cluster_of_ours_for_whoever_wants_them(
+    environment: dict[str, str], wish: str | None, collects: bool
+) -> None:
+    assert ray_collects_metrics(), "elsewhere it does, if nobody says otherwise"
+    if wish is not None:
+        environment["RAY_enable_metrics_collection"] = wish
+    export_local_ray_environment()
+    assert ray_collects_metrics() == collects
+    assert environment.get("RAY_SERVE_HAPROXY_METRICS_ENABLED") == (None if collects else "0")
 
 
 def test_haproxy_may_finish_streams_after_a_reload(environment: dict[str, str]) -> None:
