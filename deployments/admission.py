@@ -60,19 +60,19 @@ class Line:
         return Place(self, within_s, tenant)
 
     async def enter(self, within_s: float, tenant: str) -> None:
+        if self._inside < self._capacity and not self._waiting:
+            self._inside += 1
+            return
         try:
             async with asyncio.timeout(within_s):
-                await self._enter(tenant)
+                await self._wait(tenant)
         except TimeoutError:
             raise Unavailable(
                 f"The model '{self._model}' had no place for this request within {within_s:g} seconds.",
                 retry_after_s=self.retry_after_s(),
             ) from None
 
-    async def _enter(self, tenant: str) -> None:
-        if self._inside < self._capacity and not self._waiting:
-            self._inside += 1
-            return
+    async def _wait(self, tenant: str) -> None:
         own = len(self._waiting.get(tenant, ()))
         if own >= self._max_waiting:
             raise Overloaded(

@@ -19,6 +19,8 @@ _SESSION_HEADERS = (
 
 def session(scope: Scope) -> str | None:
     """The name of what the request is a part of, by the first of these headers."""
+    if not any(name in _SESSION_HEADERS for name, _ in scope["headers"]):
+        return None  # as of most requests, without a look for each
     return affinity(*(header(scope, name).decode("latin-1") for name in _SESSION_HEADERS))
 
 
