@@ -66,7 +66,7 @@ fmt: ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench-relay: ## Measure what relaying tokens costs, beside Ray Serve LLM (an hour; BENCH_ARGS="--shorter 4 --repeats 1" for a try)
+bench-relay: ## Measure what relaying tokens costs, beside Ray Serve LLM (35 minutes; BENCH_ARGS="--shorter 4 --repeats 1" for a try)
 	@$(install) $(DEV)
 	@$(BIN)/python -m benchmarks.relay.environment || echo "Ray Serve LLM cannot be installed; the rest runs." >&2
 	@exec $(BIN)/python -m benchmarks.relay $(BENCH_ARGS)

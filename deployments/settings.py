@@ -344,6 +344,9 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 Front = Literal["python", "haproxy"]
 
+CONTROL_LOOP_S = 0.5
+"""How long Serve's controller rests between two turns."""
+
 _RAY_DEFAULTS = {
     # Prompts and images pass the handle as one message; gRPC's own cap is 4 MiB.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(128 * 2**20),
@@ -353,7 +356,7 @@ _RAY_DEFAULTS = {
     # Serve ends a proxy that is not ready after this long, 5 s if nobody says otherwise: a busy machine takes more.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Serve's controller looks over everything this often; with its 0.1 s it is the busiest process of an idle machine.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": str(CONTROL_LOOP_S),
     # What Serve's processes count reaches their gauges this often; with its 0.1 s it is a third of what they do idly.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # Nothing leaves the machine unless its owner says so.

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.scaling.inputs import INPUTS, Inputs
-from benchmarks.scaling.simulation import SLEEP_S, Simulated, simulate
+from benchmarks.scaling.simulation import Simulated, simulate
 from benchmarks.scaling.tiny import HEALTH_CHECK_S, TEMPLATE_BYTES
 from deployments.app import ROUTING_STATS_S
 from deployments.asks import DIGESTS_S, LARGE_FLEET, LARGE_FLEET_TURNS
 from deployments.bench.svg import chart
-from deployments.settings import GatewaySettings
+from deployments.settings import CONTROL_LOOP_S, GatewaySettings
 
 OUT = Path(__file__).parents[2] / ".cache" / "scaling"
 SIZES = (10, 32, 100, 200, 300, 500, 700, 1000)
@@ -129,7 +129,7 @@ def limits(inputs: Inputs = INPUTS) -> str:
 
     found = {
         "the controller is half busy without sending any list": limit(
-            lambda n: inputs.turn_s + n * inputs.turn_per_replica_s >= SLEEP_S
+            lambda n: inputs.turn_s + n * inputs.turn_per_replica_s >= CONTROL_LOOP_S
         ),
         "more replicas than a gateway keeps connections to": limit(lambda n: n > CONNECTIONS),
         "a list holds up a gateway's streams for 5 ms": limit(lambda n: n * inputs.held_up_per_replica_s >= 0.005),
@@ -137,9 +137,9 @@ def limits(inputs: Inputs = INPUTS) -> str:
     }
     for name, template_bytes in (("no template in the list", 0), ("templates of 4 KB", TEMPLATE_BYTES)):
         found |= {
-            f"the controller's turns are 0.5 s apart: 2 gateways, {name}": late(0.5, 2, template_bytes),
-            f"0.5 s apart: gateways as needed, {name}": late(0.5, None, template_bytes),
+            f"the controller's turns are 1 s apart: 2 gateways, {name}": late(1.0, 2, template_bytes),
             f"1 s apart: gateways as needed, {name}": late(1.0, None, template_bytes),
+            f"2 s apart: gateways as needed, {name}": late(2.0, None, template_bytes),
             f"its node sends 1 Gbit/s of lists: gateways as needed, {name}": sent(125e6, template_bytes),
         }
     lines = ["| limit | replicas |", "|---|---|", *(f"| {name} | {value} |" for name, value in found.items())]

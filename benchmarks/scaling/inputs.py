@@ -46,7 +46,7 @@ class Inputs(msgspec.Struct, frozen=True):
     # python -m benchmarks.router.cost: one decision among 1,000 replicas, with the key of 32 KB
     decision_s: float = 0.23e-3
     # make bench-relay: all of the server's processes, HAProxy's and the replica's part included
-    token_s: float = 0.22e-3
+    token_s: float = 0.143e-3
 
     def list_bytes(self, replicas: int, template_bytes: int) -> float:
         return replicas * (self.bytes_per_replica + template_bytes)

@@ -1,8 +1,8 @@
 """Serve's controller with more replicas than one machine has room for: one thread, its turns, its questions.
 
 A turn looks at every replica, asks those that are due, and takes what was answered since the last one. If any replica
-says something new, the list of all is made, and sent to every gateway. Then the controller sleeps for a tenth of a
-second. With much to do turns come later, and with them everything that depends on turns. Costs are those measured.
+says something new, the list of all is made, and sent to every gateway. Then the controller rests for a while. With much
+to do turns come later, and with them everything that depends on turns. Costs are those measured.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from benchmarks.scaling.inputs import INPUTS, Inputs
 from deployments.app import ROUTING_STATS_S
 from deployments.bench.report import percentile
 from deployments.bookkeeping import LARGE_FLEET, LARGE_FLEET_STATS_S
+from deployments.settings import CONTROL_LOOP_S
 
-SLEEP_S = 0.1
 JITTER = 0.1
 WARM_UP_S, SPAN_S = 30.0, 120.0
 
@@ -36,7 +36,14 @@ class Simulated(msgspec.Struct, frozen=True):
     sent_bytes_per_s: float
 
 
-def simulate(replicas: int, gateways: int, template_bytes: int, inputs: Inputs = INPUTS, seed: int = 1) -> Simulated:
+def simulate(
+    replicas: int,
+    gateways: int,
+    template_bytes: int,
+    inputs: Inputs = INPUTS,
+    rest_s: float = CONTROL_LOOP_S,
+    seed: int = 1,
+) -> Simulated:
     draw = random.Random(seed)
     every_s = LARGE_FLEET_STATS_S if replicas > LARGE_FLEET else ROUTING_STATS_S
     turn_s = inputs.turn_s + replicas * inputs.turn_per_replica_s
@@ -61,8 +68,8 @@ def simulate(replicas: int, gateways: int, template_bytes: int, inputs: Inputs =
         if began >= WARM_UP_S:
             turns, lists, busy = turns + 1, lists + bool(said_at), busy + work
             ages += [now - said for said in said_at]
-        now += SLEEP_S
-    span = turns * SLEEP_S + busy
+        now += rest_s
+    span = turns * rest_s + busy
     return Simulated(
         replicas,
         gateways,

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from benchmarks.scaling.inputs import Inputs
-from benchmarks.scaling.simulation import SLEEP_S, simulate
+from benchmarks.scaling.simulation import simulate
 from deployments.app import ROUTING_STATS_S
 from deployments.bookkeeping import LARGE_FLEET_STATS_S
 
+REST_S = 0.1
 FREE = Inputs(
     turn_s=0.0,
     turn_per_replica_s=0.0,
@@ -23,15 +24,15 @@ FREE = Inputs(
 
 
 def test_a_controller_to_which_nothing_costs_anything_only_sleeps() -> None:
-    found = simulate(10, 2, 0, FREE)
+    found = simulate(10, 2, 0, FREE, REST_S)
 
     assert found.busy == 0.0
-    assert found.turn_s == pytest.approx(SLEEP_S)
-    assert 0.0 < found.age_p99_s <= 1.1 * ROUTING_STATS_S + 2 * SLEEP_S
+    assert found.turn_s == pytest.approx(REST_S)
+    assert 0.0 < found.age_p99_s <= 1.1 * ROUTING_STATS_S + 2 * REST_S
 
 
 def test_a_replica_of_a_large_fleet_says_something_new_every_ten_seconds() -> None:
-    found = simulate(40, 2, 0, FREE)
+    found = simulate(40, 2, 0, FREE, REST_S)
 
     # Each of 40 in 10 s or the time to the next question more, some of them in the same turn.
     assert 40 / (1.1 * LARGE_FLEET_STATS_S + 1.1 * ROUTING_STATS_S) * 0.7 < found.lists_per_s
@@ -39,20 +40,20 @@ def test_a_replica_of_a_large_fleet_says_something_new_every_ten_seconds() -> No
 
 
 def test_turns_take_what_their_replicas_cost_and_the_sleep() -> None:
-    found = simulate(100, 2, 0, msgspec.structs.replace(FREE, turn_s=0.05, turn_per_replica_s=0.0005))
+    found = simulate(100, 2, 0, msgspec.structs.replace(FREE, turn_s=0.05, turn_per_replica_s=0.0005), REST_S)
 
-    assert found.turn_s == pytest.approx(0.05 + 0.05 + SLEEP_S)
+    assert found.turn_s == pytest.approx(0.05 + 0.05 + REST_S)
     assert found.busy == pytest.approx(0.5)
 
 
 def test_a_list_costs_making_it_once_and_sending_it_to_each_gateway() -> None:
     # 30 replicas, each with something new every 2 s: in every turn. A list takes 0.1 s, and 3 times 0.1 s to send.
     slow = msgspec.structs.replace(FREE, list_s=0.1, sent_per_template_byte_s=0.1 / 30 / 50)
-    found = simulate(30, 3, 50, slow)
+    found = simulate(30, 3, 50, slow, REST_S)
 
     lists_per_turn = found.lists_per_s * found.turn_s
     assert 0.95 < lists_per_turn <= 1.0
-    assert found.turn_s == pytest.approx(SLEEP_S + 0.4 * lists_per_turn)
+    assert found.turn_s == pytest.approx(REST_S + 0.4 * lists_per_turn)
 
 
 def test_every_gateway_is_sent_the_whole_list() -> None:
