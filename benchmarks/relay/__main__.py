@@ -5,7 +5,7 @@
 Engines that are not there make tokens at a set speed, and are asked through the whole of each system: ours behind
 HAProxy and behind Serve's Python proxy, Ray Serve LLM on its default path and with direct streaming, and a bare
 streamer as the upper bound. Each system is started afresh in every repeat, in alternating order. CPU is that of all
-the server's processes. Prints the tables and the bars; `--json FILE` keeps every figure. Ray Serve LLM needs an
+the server's processes. Prints the tables and the bars; `--out` has every figure, and plots. Ray Serve LLM needs an
 environment of its own (`python -m benchmarks.relay.environment`) and is left out, saying why, where that is missing.
 """
 
@@ -23,8 +23,11 @@ import uvloop
 
 from benchmarks.relay import environment
 from benchmarks.relay.measures import Measured, measure
-from benchmarks.relay.report import bar_table, bars, tables
+from benchmarks.relay.plots import plots
+from benchmarks.relay.report import bar_table, bars, summary, tables
 from benchmarks.relay.systems import FALLBACKS, PORT, SETTLE_S, SYSTEMS, parts, running
+
+OUT = Path(__file__).parents[2] / ".cache" / "relay"
 
 
 def main() -> None:
@@ -35,7 +38,7 @@ def main() -> None:
     parser.add_argument("--shorter", type=int, default=1, help="divide the lengths of streams by this, to try it out")
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds between a start and the first load")
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
 
     systems = [*SYSTEMS, *FALLBACKS] if args.fallbacks else SYSTEMS
@@ -43,6 +46,7 @@ def main() -> None:
     if any(system.on_ray_serve_llm for system in systems) and (why := environment.missing()) is not None:
         print(f"Ray Serve LLM is left out: {why}", file=sys.stderr, flush=True)
         systems = [system for system in systems if not system.on_ray_serve_llm]
+    args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[Measured]] = {system.name: [] for system in systems}
     for repeat in range(args.repeats):
         for number, system in enumerate(systems if repeat % 2 == 0 else systems[::-1]):
@@ -56,8 +60,11 @@ def main() -> None:
                 ):
                     runner.run(measure(found, server, args.shorter, repeats_of_prompts=21, settle_s=args.settle / 3))
             results[system.name].append(found)
-            if args.json:  # what there is, also where a later one fails
-                args.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+            print(f"  {summary(found)}", file=sys.stderr, flush=True)
+            # What there is, also where a later one fails.
+            (args.out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+    for file, drawn in plots(results).items():
+        (args.out / f"{file}.svg").write_text(drawn)
     cores = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(f"Median (least–most) of {args.repeats}; {cores}\n\n{tables(results)}\n\n{bar_table(bars(results))}")
 

@@ -79,6 +79,15 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def summary(measured: Measured) -> str:
+    """One line for whoever waits."""
+    load = measured.loads[name("paced", "chat", 128)]
+    return (
+        f"128 streams of 20 tokens/s: {1000 * cpu(load):,.0f} us of CPU per token, "
+        f"TTFT p50 {load.ttft_p50_ms:,.0f} ms, gap p99 {load.gap_p99_ms:,.0f} ms"
+    )
+
+
 def _of_systems(found: Found, systems: Sequence[str]) -> str:
     columns: dict[str, tuple[Callable[[Measured], float | None], str]] = {
         "added per request, ms": (lambda m: m.added_ms.get("small"), ".1f"),

@@ -11,8 +11,9 @@ import pytest
 from backends.fake import FakeBackend, FakeSettings
 from benchmarks.relay import steps
 from benchmarks.relay.load import ENDS, PIECES, StreamResult, lateness, process_name, result, stream
-from benchmarks.relay.measures import DIALECTS, Measured, loads, name
-from benchmarks.relay.report import Bar, Figure, bars, shown, tables
+from benchmarks.relay.measures import COUNTS, DIALECTS, Measured, loads, name
+from benchmarks.relay.plots import PLOTS, plots
+from benchmarks.relay.report import Bar, Figure, bars, shown, summary, tables
 from benchmarks.relay.systems import BARE, HAPROXY, PEER, STEP_S, SYSTEMS, config, parts
 from deployments.bench.dialects import PATHS, Dialect, body
 from deployments.bench.prompts import Prompt, Turn
@@ -175,6 +176,20 @@ def test_bars_compare_medians_and_say_what_is_missing() -> None:
     assert "| Tokenyard, HAProxy: haproxy | 40.0 |" in (shown_tables := tables(results))
     assert "### slow chat 512" in shown_tables and "other" not in shown_tables
     assert {bar.verdict for bar in bars({})} == {"not measured"}
+
+
+def test_plots_have_the_systems_of_which_everything_was_measured() -> None:
+    whole, part = measured(0.1), measured(1.0, seconds=4.0)
+    for count in COUNTS:
+        whole.loads[name("paced", "chat", count)] = whole.loads[name("paced", "chat", 128)]
+    drawn = plots({HAPROXY: [whole], PEER: [part]})
+    assert drawn.keys() == PLOTS.keys()
+    assert all(HAPROXY in picture and PEER not in picture for picture in drawn.values())
+    assert plots({PEER: [part]}) == {}
+
+
+def test_whoever_waits_is_told_what_was_found() -> None:
+    assert "10,000 us of CPU per token" in summary(measured(0.03))
 
 
 def test_a_limit_itself_is_good_enough() -> None:
