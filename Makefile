@@ -91,7 +91,7 @@ bench-vllm: ## Measure our gateway in front of vLLM beside vLLM's own server, on
 	@$(install_vllm)
 	@exec .venv-vllm/bin/python -m benchmarks.vllm $(BENCH_ARGS)
 
-bench-e2e: ## Measure the whole system beside llama.cpp's own server (two hours on 2 cores; BENCH_ARGS="--shorter 6 --repeats 1" for a try)
+bench-e2e: ## Measure the whole system beside llama.cpp's own server (70 minutes on 2 cores; BENCH_ARGS="--shorter 6 --repeats 1" for a try)
 	@$(install) $(DEV)
 	@exec $(BIN)/python -m benchmarks.e2e $(BENCH_ARGS)
 
