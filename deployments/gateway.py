@@ -33,7 +33,7 @@ class GatewayReplica:
         self._dispatcher = Dispatcher(settings, self._hub, self._asks)
         self._dispatcher.catalog.start()
         pool = NamedModels(self._dispatcher)
-        self._monitor = Monitor(pool, *filter(None, [self._metrics]))
+        self._monitor = Monitor(pool) if self._metrics is None else Monitor(pool, self._metrics)
         return build_app(pool, self._settings, echo_request_id=False, monitor=self._monitor)
 
     def report(self) -> None:

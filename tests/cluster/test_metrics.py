@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ def system() -> Iterator[Deployed]:
     twins["deployments"][0]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
     asleep = fake_app("asleep")
     asleep["deployments"][0]["autoscaling_config"] = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1}
-    with pytest.MonkeyPatch.context() as environment, ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_enable_metrics_collection", "1")  # by default what is started here collects none
-        running = stack.enter_context(deployed([app("gateway", "gateway", {"catalog_poll_s": 0.2}), twins, asleep]))
-        seen = ["asleep", "ready"]
-        wait_for(lambda: [model["state"] for model in models(running)] == seen, "the gateway sees the models")
-        yield running
+        with deployed([app("gateway", "gateway", {"catalog_poll_s": 0.2}), twins, asleep]) as running:
+            seen = ["asleep", "ready"]
+            wait_for(lambda: [model["state"] for model in models(running)] == seen, "the gateway sees the models")
+            yield running
 
 
 def models(system: Deployed) -> list[dict[str, Any]]:
